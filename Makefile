@@ -1,0 +1,48 @@
+# Everything runs in .venv, which `make setup` builds from nothing but Python 3.11+, pip and make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help setup check format test slow bench bench-peers docs demo clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.installed  ## build .venv with everything the project needs
+
+check: setup  ## format, lint, types, import arrows
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup  ## apply the formatter and the safe lint fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: setup  ## the fast tests
+	$(BIN)/pytest -n 2
+
+slow: setup  ## learning, fault injection, independent engines: tens of minutes
+	$(BIN)/pytest -n 2 -m slow
+
+bench: bench-peers  ## all benchmarks; figures go to benchmarks/RESULTS.md
+
+bench-peers: setup  ## ours against sb3-contrib's RecurrentPPO, interleaved
+	$(BIN)/python -m benchmarks.peers
+
+docs: setup  ## execute every snippet of README and docs/
+	$(BIN)/pytest -n 2 tests/test_docs.py
+
+demo: setup  ## train on the demo task, print the learning curve and the final return
+	$(BIN)/python -m tailguard.cli demo
+
+clean:  ## remove what the targets above made
+	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache

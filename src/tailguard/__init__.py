@@ -1,0 +1,1 @@
+"""Recurrent distributional PPO for trading agents that know their tail risk."""

@@ -1,0 +1,40 @@
+"""Errors a user can act on: each message says what, why, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class TailguardError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class ConfigError(TailguardError, ValueError):
+    """A configuration that cannot be meant."""
+
+
+class EnvContractError(TailguardError, ValueError):
+    """An environment that breaks its contract: wrong space, wrong shape, non-finite numbers."""
+
+
+class StateError(TailguardError, ValueError):
+    """Saved state that does not fit the object it is loaded into."""
+
+
+class DataError(TailguardError, ValueError):
+    """Market data that cannot be trusted; names row, value and fix."""
+
+
+class NonFiniteError(TailguardError, FloatingPointError):
+    """NaN or infinity where a finite number must be; names env, step and quantity."""
+
+
+class TrainingDivergedError(TailguardError, RuntimeError):
+    """Too many optimizer steps in a row had to be skipped."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """' Did you mean "gamma"?' or an empty string."""
+    match = get_close_matches(name, list(known), n=1)
+    return f' Did you mean "{match[0]}"?' if match else ""
