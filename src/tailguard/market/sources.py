@@ -1,0 +1,241 @@
+"""Sources: files, frames and rows -> bars, without a silent repair.
+
+`load_bars` takes what it is told, guesses only names and formats, says what it took (`Bars.notes`), and refuses the
+rest with the row, the value and the fix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import polars as pl
+
+from tailguard.errors import DataError, did_you_mean
+from tailguard.market.bars import PRICES, STAMP, Bars
+from tailguard.market.layout import Layout, guess_layout
+from tailguard.market.stamps import StampReading, recognise, require_zone, show, to_utc, unix_units
+from tailguard.market.tables import Columns, Table, collect, no_header_message, open_source
+
+Stamp = Literal["open", "close"]
+
+REPAIRS = {
+    "sort": "sort rows by stamp",
+    "duplicates": "keep the last of the rows that share a stamp",
+    "missing": "drop rows without a price",
+    "swapped_volume": "exchange base and quote volume where they are swapped",
+}
+
+
+def load_bars(
+    source: Any,
+    *,
+    symbol: str | None = None,
+    stamp: Stamp = "open",
+    tz: str | None = None,
+    columns: Columns | None = None,
+    ambiguous: Literal["raise", "earliest", "latest"] = "raise",
+    repair: Collection[str] = (),
+) -> Bars:
+    """Validated bars from a CSV, parquet or feather file, a pandas or polars frame, ccxt rows, or a list of files.
+
+    symbol:    picks one symbol of a source that names them, or names the only one
+    stamp:     whether a stamp is the open or the close of its bar; `close` shifts by one bar
+    tz:        zone of naive stamps ("UTC", "America/New_York"); without it they are refused
+    columns:   names of the columns of a file without header, or {role: source column} where guessing fails
+    ambiguous: which of two equal wall-clock times is meant where a clock is set back
+    repair:    named repairs, each reported in `Bars.notes`; see REPAIRS
+    """
+    for name in repair:
+        if name not in REPAIRS:
+            raise DataError(f"repair has {name!r}.{did_you_mean(name, REPAIRS)} Known: {', '.join(REPAIRS)}.")
+    if stamp not in ("open", "close"):
+        raise DataError(f"stamp={stamp!r}; a stamp is the 'open' or the 'close' of its bar.")
+    if isinstance(source, list | tuple) and source and all(isinstance(part, str | Path) for part in source):
+        parts = [
+            load_bars(part, stamp=stamp, tz=tz, columns=columns, ambiguous=ambiguous, repair=repair) for part in source
+        ]
+        together = pl.concat([part.frame for part in parts], how="diagonal_relaxed")
+        return _pick(Bars(together, notes=[note for part in parts for note in part.notes]), symbol)
+    table = open_source(source, columns)
+    if table.first_row_is_data:
+        raise DataError(no_header_message(table))
+    frame = collect(table)
+    if not frame.height:
+        raise DataError(f"{table.label} has no row.")
+    layout = guess_layout(frame.columns, columns if isinstance(columns, Mapping) else None)
+    notes = [*table.notes, *layout.notes]
+    reading = read_stamps(stamp_column(frame.head(10_000), layout), table)
+    if "symbol" not in layout.roles:
+        notes.append(f"symbol: {symbol or table.name!r}" + ("" if symbol else ", for want of a column that says it"))
+    notes.append(f"stamps: {reading.label}, taken as bar {stamp}" + (f" in {tz}" if tz else ""))
+    bars = frame_of(frame, layout, reading, table, symbol, _utc(frame, layout, reading, table, tz, ambiguous))
+    bars = _repaired(bars, repair, notes)
+    if stamp == "close":
+        bars = _shifted(bars, notes)
+    return _pick(Bars(bars, notes=notes), symbol)
+
+
+def stamp_column(frame: pl.DataFrame, layout: Layout) -> pl.Series:
+    """The stamps as they stand in the source, date and time joined where they are apart."""
+    column = frame[layout.roles["ts"]]
+    if layout.time is None:
+        return column
+    return column.cast(pl.String) + " " + frame[layout.time].cast(pl.String)
+
+
+def read_stamps(column: pl.Series, table: Table) -> StampReading:
+    """How to read the stamps, or a clear refusal."""
+    reading = recognise(column)
+    if reading is None:
+        raise DataError(
+            f"{table.label}: the column {column.name!r} does not hold stamps ({column.head(3).to_list()}). "
+            f"Use ISO text, Unix time or a date column, or name another with columns={{'ts': ...}}."
+        )
+    if reading.ambiguous_with:
+        raise DataError(
+            f"{table.label}: stamps like {column[0]!r} read as day/month or month/day alike. Write dates as YYYY-MM-DD."
+        )
+    return reading
+
+
+def frame_of(
+    frame: pl.DataFrame, layout: Layout, reading: StampReading, table: Table, symbol: str | None, ms: pl.Series
+) -> pl.DataFrame:
+    """The canonical columns and the extras; numbers that are not numbers are refused."""
+    roles = layout.roles
+    out: dict[str, pl.Series] = {"ts": ms.cast(STAMP)}
+    if "symbol" in roles:
+        out["symbol"] = frame[roles["symbol"]].cast(pl.String)
+    else:
+        name = symbol or (
+            Path(table.label).stem if table.label.startswith(("/", ".")) or "." in table.label else "asset"
+        )
+        out["symbol"] = pl.repeat(name, frame.height, eager=True)
+    for role in (*PRICES, "volume", "quote_volume"):
+        if role in roles:
+            out[role] = numbers(frame[roles[role]], role, table)
+    if "volume" not in out:
+        out["volume"] = pl.repeat(0.0, frame.height, eager=True)
+    used = {*roles.values(), layout.time}
+    extras = {name: _loosely_numeric(frame[name]) for name in frame.columns if name not in used and name not in out}
+    return pl.DataFrame({**out, **extras})
+
+
+def numbers(column: pl.Series, role: str, table: Table) -> pl.Series:
+    """The column as float64; the first cell that is no number is named."""
+    values = column.cast(pl.Float64, strict=False)
+    broken = (values.is_null() & column.is_not_null()).arg_true()
+    if len(broken):
+        row = int(broken[0])
+        raise DataError(
+            f"{table.label}, {table.place(row)}: {role} is {column[row]!r}, which is not a number; {len(broken)} such "
+            f"cells. Write plain numbers with a decimal point and no thousands separator, or drop the rows."
+        )
+    return values
+
+
+def _utc(
+    frame: pl.DataFrame, layout: Layout, reading: StampReading, table: Table, tz: str | None, ambiguous: str
+) -> pl.Series:
+    """UTC milliseconds of every row, or the row whose instant is not known."""
+    column = stamp_column(frame, layout)
+    if reading.how == "unix" and len(units := unix_units(column)) > 1:
+        raise DataError(
+            f"{table.label}: Unix stamps in {' and '.join(units)} in one column. Write all of them in milliseconds."
+        )
+    parsed = reading.parse(column)
+    ms, aware = parsed["ms"], parsed["aware"]
+    if ms.null_count():
+        row = int(ms.is_null().arg_max() or 0)
+        raise DataError(
+            f"{table.label}, {table.place(row)}: {column[row]!r} is not a stamp like the others ({reading.label})."
+        )
+    if aware.all():
+        if tz is not None:
+            raise DataError(
+                f"{table.label}: stamps name their own zone ({reading.label}), so tz={tz!r} is not used. Leave it out."
+            )
+        return ms
+    if aware.any():
+        row = int((aware != aware[0]).arg_max() or 0)
+        raise DataError(
+            f"{table.label}, {table.place(row)}: {column[row]!r} and {column[0]!r} mix stamps with and without a zone. "
+            f"Write every stamp with its offset."
+        )
+    if tz is None:
+        raise DataError(
+            f"{table.label}: stamps such as {column[0]!r} do not say their time zone. If they are UTC pass tz='UTC'; "
+            f"if they are exchange time pass its zone, such as tz='America/New_York'."
+        )
+    instants = to_utc(ms, require_zone(tz), ambiguous)
+    if instants.null_count():
+        row = int(instants.is_null().arg_max() or 0)
+        raise DataError(
+            f"{table.label}, {table.place(row)}: {show(ms[row])} does not exist in {tz} or occurs twice: clocks "
+            f"change. Export in UTC, correct tz=, or say ambiguous='earliest' or 'latest' for repeated hours."
+        )
+    return instants
+
+
+def _repaired(frame: pl.DataFrame, repair: Collection[str], notes: list[str]) -> pl.DataFrame:
+    """Only what the user named, each with the number of rows it touched."""
+    if "missing" in repair:
+        kept = frame.filter(pl.all_horizontal(pl.col(*PRICES).is_finite().fill_null(False)))
+        notes.append(f"repair missing: dropped {frame.height - kept.height} rows")
+        frame = kept
+    if "sort" in repair:
+        ordered = frame.sort("ts", maintain_order=True)
+        moved = int((ordered["ts"] != frame["ts"]).sum())
+        notes.append(f"repair sort: {moved} rows moved")
+        frame = ordered
+    if "duplicates" in repair:
+        kept = frame.unique(subset=["ts", "symbol"], keep="last", maintain_order=True)
+        notes.append(f"repair duplicates: dropped {frame.height - kept.height} rows")
+        frame = kept
+    if "swapped_volume" in repair:
+        if "quote_volume" not in frame.columns:
+            raise DataError("repair 'swapped_volume' needs a quote volume; name it with columns={'quote_volume': ...}.")
+        swapped = swapped_volume()
+        notes.append(f"repair swapped_volume: exchanged {int(frame.select(swapped.sum()).item())} rows")
+        frame = frame.with_columns(
+            volume=pl.when(swapped).then("quote_volume").otherwise("volume"),
+            quote_volume=pl.when(swapped).then("volume").otherwise("quote_volume"),
+        )
+    return frame
+
+
+def swapped_volume() -> pl.Expr:
+    """True where volume / quote_volume is the price, which only quote / base can be."""
+    base, quote = pl.col("volume"), pl.col("quote_volume")
+    as_named, exchanged = (quote / base / pl.col("close")).log().abs(), (base / quote / pl.col("close")).log().abs()
+    return ((base > 0) & (quote > 0) & (exchanged < 0.1) & (as_named > 0.5)).fill_null(False)
+
+
+def _shifted(frame: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
+    """Close stamps -> open stamps, by the most frequent difference."""
+    steps = frame.select(pl.col("ts").diff().over("symbol").drop_nulls().mode().min())
+    step = steps.item() if steps.height else None
+    if step is None:
+        raise DataError("One bar does not say how long a bar is, so its close stamp cannot be shifted to its open.")
+    notes.append(f"stamp='close': shifted back by {step}")
+    return frame.with_columns(ts=pl.col("ts") - step)
+
+
+def _pick(bars: Bars, symbol: str | None) -> Bars:
+    if symbol is None or bars.symbols == (symbol,):
+        return bars
+    if symbol not in bars.symbols:
+        raise DataError(
+            f"No symbol {symbol!r}.{did_you_mean(symbol, bars.symbols)} There are {list(bars.symbols)[:20]}."
+        )
+    return Bars(bars.frame.filter(pl.col("symbol") == symbol), notes=[*bars.notes, f"symbol {symbol!r} picked"])
+
+
+def _loosely_numeric(column: pl.Series) -> pl.Series:
+    """Extras of a text file become numbers when all of them are."""
+    if column.dtype != pl.String:
+        return column
+    values = column.cast(pl.Float64, strict=False)
+    return values if values.null_count() == column.null_count() else column

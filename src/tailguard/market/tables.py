@@ -1,0 +1,173 @@
+"""Tables: files, frames and rows opened as lazy frames. Nothing in them is trusted, and nothing is executed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from polars.exceptions import PolarsError
+
+from tailguard.errors import DataError
+from tailguard.market.layout import USUAL_ORDER
+
+Columns = Sequence[str] | Mapping[str, str | int]
+
+_TEXT = (".csv", ".txt", ".tsv", ".gz", ".zst")
+_PARQUET = (".parquet", ".pq")
+_FEATHER = (".feather", ".arrow", ".ipc")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A source that is open but not read: a lazy frame, all text when it comes from a text file."""
+
+    lazy: pl.LazyFrame
+    label: str
+    name: str = "asset"
+    """Symbol of bars that do not name theirs."""
+    text: bool = False
+    header: bool = True
+    first_row_is_data: bool = False
+    """A text file without `columns` whose first line holds numbers: its names are missing, not odd."""
+    notes: tuple[str, ...] = ()
+
+    def place(self, row: int) -> str:
+        """Where a data row is, in words a user can look up."""
+        return f"line {row + 1 + self.header}" if self.text else f"row {row}"
+
+
+def open_source(source: Any, columns: Columns | None = None) -> Table:
+    """Open without reading; nothing of the content is trusted yet."""
+    if isinstance(source, str | Path):
+        return _open_file(Path(source), columns)
+    if isinstance(source, pl.DataFrame | pl.LazyFrame):
+        return Table(source.lazy(), "the polars frame")
+    if hasattr(source, "iloc") and hasattr(source, "columns"):
+        return Table(_from_pandas(source).lazy(), "the pandas frame")
+    if hasattr(source, "__arrow_c_stream__") or isinstance(source, Mapping):
+        return Table(pl.DataFrame(source).lazy(), "the table")
+    if isinstance(source, Sequence) and not isinstance(source, bytes):
+        return _open_rows(source)
+    raise DataError(
+        f"Cannot read bars from {type(source).__name__}. Pass a path to CSV, parquet or feather, a pandas or polars "
+        f"frame, a mapping of columns, or ccxt rows [[ms, open, high, low, close, volume], ...]."
+    )
+
+
+def no_header_message(table: Table) -> str:
+    """Why the first line cannot be a header, and the call that works."""
+    names = list(USUAL_ORDER[: len(table.lazy.collect_schema().names())])
+    return (
+        f"{table.label} has no header: its first line is data. Name the columns in their order, "
+        f"for example columns={names}."
+    )
+
+
+def collect(table: Table) -> pl.DataFrame:
+    """The whole table in memory."""
+    try:
+        return table.lazy.collect()
+    except PolarsError as error:
+        raise DataError(
+            f"{table.label} cannot be read: {_first_line(error)}. The file is damaged or of another format."
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0].rstrip(".")
+
+
+def _open_file(path: Path, columns: Columns | None) -> Table:
+    if not path.is_file():
+        raise DataError(f"There is no file {str(path)!r}.")
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty (0 bytes).")
+    suffix = path.suffix.lower()
+    if suffix in _TEXT:
+        return _open_text(path, columns)
+    if suffix not in (*_PARQUET, *_FEATHER):
+        raise DataError(
+            f"{path.name}: {suffix or 'no suffix'} is not read. Use {', '.join((*_TEXT, *_PARQUET, *_FEATHER))}."
+        )
+    try:
+        lazy = pl.scan_parquet(path, glob=False) if suffix in _PARQUET else pl.scan_ipc(path, glob=False)
+        lazy.collect_schema()
+    except (PolarsError, OSError) as error:
+        raise DataError(f"{path} cannot be read as {suffix[1:]}: {_first_line(error)}. The file is damaged.") from None
+    return Table(lazy, str(path), path.stem)
+
+
+def _open_text(path: Path, columns: Columns | None) -> Table:
+    """Text stays text: numbers and stamps are parsed where a failure can name its row."""
+    named = list(columns) if columns is not None and not isinstance(columns, Mapping) else None
+    try:
+        head = pl.read_csv(
+            path, has_header=False, separator="\x01", quote_char=None, n_rows=5, infer_schema=False, glob=False
+        )
+        lines = [str(line) for line in head.to_series().to_list() if line]
+        separator = max(",;\t|", key=lambda mark: min((line.count(mark) for line in lines), default=0))
+        header = named is None
+        lazy = pl.scan_csv(
+            path,
+            separator=separator,
+            has_header=header,
+            infer_schema=False,
+            encoding="utf8-lossy",
+            glob=False,
+            new_columns=named,
+        )
+        names = lazy.collect_schema().names()
+    except (PolarsError, OSError) as error:
+        raise DataError(f"{path} cannot be read as text: {_first_line(error)}.") from None
+    first_row_is_data = header and sum(_is_number(name) for name in names) >= 3
+    if first_row_is_data:
+        lazy = pl.scan_csv(
+            path, separator=separator, has_header=False, infer_schema=False, encoding="utf8-lossy", glob=False
+        )
+        header = False
+    notes = [] if separator == "," else [f"separator: {separator!r}"]
+    return Table(lazy, str(path), path.name.split(".")[0], True, header, first_row_is_data, tuple(notes))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text.split("_duplicated_")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _open_rows(rows: Sequence[Any]) -> Table:
+    """ccxt's fetch_ohlcv: [[ms, open, high, low, close, volume], ...]."""
+    for row, values in enumerate(rows):
+        if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != len(USUAL_ORDER):
+            raise DataError(f"Row {row} is {values!r}; ccxt rows are [milliseconds, open, high, low, close, volume].")
+    if not rows:
+        raise DataError("There is no row; fetch_ohlcv returned nothing for this span.")
+    columns = {name: [values[i] for values in rows] for i, name in enumerate(USUAL_ORDER)}
+    return Table(pl.DataFrame(columns, strict=False).lazy(), "the ccxt rows")
+
+
+def _from_pandas(frame: Any) -> pl.DataFrame:
+    """Column by column through numpy, so that neither pandas nor pyarrow has to be installed with this package."""
+    if getattr(frame.columns, "nlevels", 1) > 1:
+        raise DataError(
+            "The pandas frame has several levels of columns. Use frame.stack(level=1) to give one row per symbol."
+        )
+    if getattr(frame.index.dtype, "kind", "") == "M" or getattr(frame.index, "nlevels", 1) > 1:
+        frame = frame.reset_index()
+    return pl.DataFrame({str(name): _from_pandas_column(frame[name]) for name in frame.columns})
+
+
+def _from_pandas_column(column: Any) -> pl.Series:
+    if getattr(column.dtype, "tz", None) is not None:
+        naive = column.dt.tz_convert("UTC").dt.tz_localize(None).to_numpy().astype("datetime64[ms]")
+        return pl.Series(naive).dt.replace_time_zone("UTC")
+    if column.dtype.kind in "iufbM":
+        values = column.to_numpy()
+        return pl.Series(values.astype("datetime64[ms]") if column.dtype.kind == "M" else values)
+    values = [None if value != value else value for value in column.to_numpy(dtype=object).tolist()]
+    return pl.Series(values, strict=False)
