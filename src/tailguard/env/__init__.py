@@ -1,0 +1,19 @@
+"""Bars + features -> a batched trading environment: accounting, costs, rewards, observation. No torch of its own."""
+
+from tailguard.env.accounting import AccountRules
+from tailguard.env.costs import Costs
+from tailguard.env.gym_views import TradingEnv, TradingVectorEnv
+from tailguard.env.replay import Replay, replay, sequential
+from tailguard.env.vec_env import EnvConfig, TradingVecEnv
+
+__all__ = [
+    "AccountRules",
+    "Costs",
+    "EnvConfig",
+    "Replay",
+    "TradingEnv",
+    "TradingVecEnv",
+    "TradingVectorEnv",
+    "replay",
+    "sequential",
+]

@@ -1,0 +1,112 @@
+"""The accounting of `accounting.py` in machine code: one pass over the environments, nothing allocated.
+
+No fastmath, so every operation rounds as it does in numpy and the two agree bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from tailguard.env.accounting import Limits
+from tailguard.env.costs import CostRates
+
+Array = npt.NDArray[np.float64]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(function: Function) -> Function:
+    """`numba.njit` with the signature kept for the type checker."""
+    return cast(Function, numba.njit(cache=True, nogil=True, fastmath=False, error_model="numpy")(function))
+
+
+@compiled
+def average_entry(entry: float, before: float, traded: float, paid: float) -> float:
+    """Average price of one open position after a trade."""
+    if traded == 0.0:
+        return entry if before != 0.0 else 0.0
+    after = before + traded
+    if after == 0.0:
+        return 0.0
+    if before * traded > 0.0:
+        return (entry * before + paid * traded) / after
+    if before * after <= 0.0:
+        return paid
+    return entry
+
+
+@compiled
+def advance(
+    t: npt.NDArray[np.int64],
+    action: Array,
+    cash: Array,
+    units: Array,
+    entry: Array,
+    open_: Array,
+    mark: Array,
+    fillable: npt.NDArray[np.bool_],
+    sigma: Array,
+    bar_value: Array,
+    rates: CostRates,
+    limits: Limits,
+    out: Array,
+) -> None:
+    """Every account from the close of its bar t to the close of t+1, in place.
+
+    t: (N,); action, units, entry: (N, A); cash: (N,); open_ .. bar_value: (T, A), read at t and t+1
+    out: (4, N) equity at the close of t+1, costs, fees, turnover
+    """
+    n_envs, n_assets = units.shape
+    for n in range(n_envs):
+        now = t[n]
+        then = now + 1
+        worth = cash[n]
+        for a in range(n_assets):
+            worth = worth + units[n, a] * mark[now, a]
+        gross = 0.0
+        for a in range(n_assets):
+            gross = gross + abs(min(max(action[n, a], limits.lowest), 1.0))
+        scale = limits.gross_cap / gross if gross > limits.gross_cap else 1.0
+
+        money = cash[n]
+        costs = fees = traded_value = 0.0
+        for a in range(n_assets):
+            if not fillable[then, a]:
+                continue
+            weight = min(max(action[n, a], limits.lowest), 1.0) * scale
+            before = units[n, a]
+            if not abs(weight - before * mark[now, a] / worth) > limits.band:
+                continue
+            traded = weight * worth / mark[now, a] - before
+            size = abs(traded)
+            price = open_[then, a]
+            participation = min(size * price / max(bar_value[now, a], 1e-300), 1.0)
+            adverse = rates.adverse + rates.impact * sigma[now, a] * np.sqrt(participation)
+            paid = price * (1.0 + np.sign(traded) * adverse)
+            fee = rates.fee * size * paid
+            money = money - traded * paid - fee
+            costs = costs + (size * price * adverse + fee)
+            fees = fees + fee
+            traded_value = traded_value + size * price
+            entry[n, a] = average_entry(entry[n, a], before, traded, paid)
+            units[n, a] = before + traded
+
+        gross = borrowed = 0.0
+        for a in range(n_assets):
+            notional = units[n, a] * mark[then, a]
+            gross = gross + abs(notional)
+            borrowed = borrowed + max(-notional, 0.0)
+        holding = rates.funding * gross + rates.borrow * (borrowed + max(-money, 0.0))
+        cash[n] = money - holding
+
+        value = cash[n]
+        for a in range(n_assets):
+            value = value + units[n, a] * mark[then, a]
+        out[0, n] = value
+        out[1, n] = costs + holding
+        out[2, n] = fees
+        out[3, n] = traded_value / worth
