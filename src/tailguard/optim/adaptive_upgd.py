@@ -1,0 +1,123 @@
+"""The gate of UPGD on Adam's direction: the same learning rates as Adam, and weights that stay able to learn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tailguard.optim import kernels
+from tailguard.optim.gating import Batch, Gate, GatedOptimizer, Protect, StepNoise, extremes_of, flat, track_utility
+
+
+class AdaptiveUPGD(GatedOptimizer):
+    """Adam with utility gate and noise.
+
+    u = average of -g w;  gate = 2 (1 - sigmoid(u / max u));  d = m / (sqrt(v) + eps), bias-corrected;
+    w <- w - lr gate (d + sigma noise)
+
+    A weight of zero utility takes exactly Adam's step. sigma is in units of the normalized step, about 1 per weight,
+    so it means the same for every network and loss scale. Weight decay enters the gradient, as in Adam; `UPGDW`
+    decouples it. The utility is that of the loss alone.
+    """
+
+    scale_free = True
+    buffers = ("avg_utility", "first_moment", "sec_moment")
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        beta_utility: float = 0.999,
+        sigma: float = 1e-3,
+        weight_decay: float = 0.0,
+        gate: Gate = "max",
+        protect: Protect = "weights",
+        adaptive_noise: bool = False,
+        generator: torch.Generator | None = None,
+        fused: bool = True,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "beta_utility": beta_utility,
+            "sigma": sigma,
+            "weight_decay": weight_decay,
+        }
+        super().__init__(
+            params,
+            defaults,
+            gate=gate,
+            protect=protect,
+            adaptive_noise=adaptive_noise,
+            generator=generator,
+            fused=fused,
+        )
+
+    def _decay(self, group: dict[str, Any]) -> float:
+        return 1.0
+
+    def _l2(self, group: dict[str, Any]) -> float:
+        """The share of weight decay that enters the gradient."""
+        return float(group["weight_decay"])
+
+    def _track(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self._track_fused(batch) if batch.fused else self._track_torch(batch)
+
+    def _track_fused(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        factors = (batch.group["beta_utility"], *batch.group["betas"], self._l2(batch.group))
+        numbers = [np.float32(factor) for factor in factors]
+        extremes = [
+            kernels.track_utility_and_moments(
+                flat(param), flat(grad), *(flat(state[name]) for name in self.buffers), *numbers
+            )
+            for param, grad, state in zip(batch.params, batch.grads, batch.states, strict=True)
+        ]
+        return extremes_of(extremes)
+
+    def _track_torch(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        extremes = track_utility(batch, self.gate)
+        l2, grads = self._l2(batch.group), batch.grads
+        if l2 > 0:
+            grads = list(torch._foreach_add(grads, batch.params, alpha=l2))
+        beta1, beta2 = batch.group["betas"]
+        first, second = batch.column("first_moment"), batch.column("sec_moment")
+        torch._foreach_lerp_(first, grads, 1.0 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, grads, grads, 1.0 - beta2)
+        return extremes
+
+    def _corrections(self, batch: Batch) -> tuple[float, float]:
+        """(scale, eps) such that scale m / (sqrt(v) + eps) is Adam's bias-corrected direction."""
+        beta1, beta2 = batch.group["betas"]
+        root = math.sqrt(1.0 - beta2**batch.step)
+        return root / (1.0 - beta1**batch.step), batch.group["eps"] * root
+
+    def _direction(self, batch: Batch) -> list[Tensor]:
+        scale, eps = self._corrections(batch)
+        size = torch._foreach_sqrt(batch.column("sec_moment"))
+        torch._foreach_add_(size, eps)
+        direction = list(torch._foreach_div(batch.column("first_moment"), size))
+        torch._foreach_mul_(direction, scale)
+        return direction
+
+    def _move_fused(self, batch: Batch, centre: float, width: float, noise: StepNoise | None) -> float:
+        common = self._fused_arguments(batch, centre, width, noise)
+        scale, eps = map(np.float32, self._corrections(batch))
+        kicks = self._fused_noise(batch, noise)
+        arrays = [
+            [flat(state[name]) for name in ("first_moment", "sec_moment", "avg_utility")] for state in batch.states
+        ]
+        total: float = sum(
+            kernels.move_along_adam(flat(param), *state, kick, *common, scale, eps)
+            for param, state, kick in zip(batch.params, arrays, kicks, strict=True)
+        )
+        return total

@@ -1,0 +1,227 @@
+"""How noisy a gradient is over time, per tensor: running mean and power of the raw gradient, committed step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tailguard.errors import ConfigError
+from tailguard.optim import kernels
+from tailguard.optim.gating import flat, is_fusable
+from tailguard.optim.kernels import Array
+
+Statistic = Literal["elementwise", "mean", "norm"]
+
+ROUNDING = 1e-6  # a mean below this share of the gradient's size is what rounding leaves of a sum that cancels
+
+
+@dataclass
+class Observation:
+    """One step's gradient merged into the statistics, waiting for the step to be taken."""
+
+    seen: Array  # (K,) which tensors had a gradient
+    power: Array  # (K,) sum of squares of what was observed
+    signal: Array  # (K,) sum of squares of the new mean
+
+
+class GradientStatistics:
+    """Noise-to-signal ratio sum_i Var_t[x_i] / sum_i E_t[x_i]^2 of each of K tensors.
+
+    x is the gradient itself (`elementwise`), or one number per tensor: its `mean` or its `norm`. The sum of variances
+    is the mean power minus the power of the mean, so of all second moments only their sum per tensor is kept.
+    """
+
+    def __init__(
+        self, params: Iterable[Tensor], statistic: Statistic, beta: float, segments: Sequence[int] | None = None
+    ) -> None:
+        self.statistic, self.beta = statistic, beta
+        self.bind(params, segments)
+        self.reset()
+
+    def bind(self, params: Iterable[Tensor], segments: Sequence[int] | None = None) -> None:
+        """Read the gradients of these parameters: several tensors, or one flat tensor cut into segments."""
+        self.params = [param for param in params if param.numel() > 0]
+        if not self.params:
+            raise ConfigError(
+                "VarianceGradientScaler got no parameters. Pass module.parameters() of a non-empty module."
+            )
+        if len({param.device for param in self.params}) > 1:
+            raise ConfigError("VarianceGradientScaler needs all parameters on one device; use one scaler per device.")
+        sizes = [param.numel() for param in self.params]
+        if segments is not None:
+            if len(sizes) != 1 or min(segments, default=0) < 1 or sum(segments) != sizes[0]:
+                raise ConfigError(
+                    f"segments={list(segments)[:8]} must be positive sizes that add up to one flat parameter; "
+                    f"they sum to {sum(segments)}, the parameters have sizes {sizes[:8]}."
+                )
+            sizes = list(segments)
+        self.sizes = np.array(sizes, dtype=np.int64)  # (K,)
+        self.segmented = segments is not None
+
+    def reset(self) -> None:
+        """Forget everything seen."""
+        k, elementwise = self.sizes.size, self.statistic == "elementwise"
+        wide = not elementwise or any(param.dtype == torch.float64 for param in self.params)
+        # element-wise means live beside the gradients, one number per tensor lives on the host
+        self.mean = torch.zeros(
+            int(self.sizes.sum()) if elementwise else k,
+            dtype=torch.float64 if wide else torch.float32,
+            device=self.params[0].device if elementwise else "cpu",
+        )
+        self.spare = self.mean.clone()  # where the next mean is made, so that a step not taken leaves no trace
+        self.power, self.signal = np.zeros(k), np.zeros(k)
+        self.counts = np.zeros(k, dtype=np.int64)
+        self.pending: Observation | None = None
+
+    def ratios(self) -> Array:
+        """(K,) noise-to-signal ratio; 0 for a tensor seen less than twice.
+
+        The mean of t samples keeps the share `overlap` of their variance. So the spread around it misses that share,
+        and a signal below it cannot be told from zero: it counts as that much, which bounds the ratio.
+        """
+        overlap = self._overlap()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            variance = np.maximum(self.power - self.signal, 0.0) / (1.0 - overlap)
+            ratio = variance / np.maximum(self.signal, overlap * variance)
+        return np.where((self.counts >= 2) & (variance > 0), ratio, 0.0)
+
+    def ratio(self) -> float:
+        """Mean of the ratios weighted by tensor size, over the tensors seen at least twice."""
+        known = self.counts >= 2
+        if not known.any():
+            return 0.0
+        sizes = self.sizes[known]
+        return float(self.ratios()[known] @ sizes / sizes.sum())
+
+    def _overlap(self) -> Array:
+        """Sum of squared weights of the average after t steps: one over its effective number of samples."""
+        decayed = self.beta ** np.maximum(self.counts, 1).astype(np.float64)
+        overlap: Array = (1.0 - self.beta) * (1.0 + decayed) / ((1.0 + self.beta) * (1.0 - decayed))
+        return overlap
+
+    def _weights(self, seen: Array) -> Array:
+        """Weight of the newest observation in the bias-corrected average, 0 where there is none."""
+        weights: Array = np.where(seen, (1.0 - self.beta) / (1.0 - self.beta ** (self.counts + 1.0)), 0.0)
+        return weights
+
+    def commit(self) -> bool:
+        """Take over the last observation; returns whether there was a finite one."""
+        new, self.pending = self.pending, None
+        # one bad gradient would stay in the averages for ever
+        if new is None or not np.isfinite(new.power).all():
+            return False
+        self.power += self._weights(new.seen) * (new.power - self.power)
+        self.signal = new.signal
+        self.mean, self.spare = self.spare, self.mean
+        self.counts += new.seen
+        return True
+
+    @torch.no_grad()
+    def observe(self) -> None:
+        """Merge the gradients as they are now into a copy of the statistics; `commit` takes it over."""
+        seen = np.array([param.grad is not None for param in self.params])
+        self._refuse_sparse()
+        if self.segmented:
+            seen = np.repeat(seen, self.sizes.size)
+        new = Observation(seen, np.zeros(self.sizes.size), np.zeros(self.sizes.size))
+        fused = all(is_fusable(param) for param in self.params)
+        if self.statistic != "elementwise":
+            self._merge(self._tensor_values(fused), np.ones_like(self.sizes), new)
+        elif fused:
+            self._merge_fused(new)
+        else:
+            self._merge(self._flat_gradient(), self.sizes, new)
+        self.pending = new if seen.any() else None
+
+    def _refuse_sparse(self) -> None:
+        if any(param.grad is not None and param.grad.layout != torch.strided for param in self.params):
+            raise ConfigError("VarianceGradientScaler needs dense gradients. Build the embedding with sparse=False.")
+
+    def _merge_fused(self, new: Observation) -> None:
+        """One pass over each gradient: new mean, its squares and the gradient's."""
+        weights = self._weights(new.seen).astype(np.float32)
+        mean, spare = self.mean.numpy(), self.spare.numpy()
+        for start, end, tensors, param in self._pieces():
+            if param.grad is None:
+                spare[start:end] = mean[start:end]
+                new.signal[tensors] = self.signal[tensors]
+                continue
+            kernels.average_gradient(
+                flat(param.grad.contiguous()),
+                mean[start:end],
+                spare[start:end],
+                weights[tensors.start],
+                np.cumsum(self.sizes[tensors]),
+                new.power[tensors],
+                new.signal[tensors],
+            )
+
+    def _merge(self, values: Tensor, sizes: Array, new: Observation) -> None:
+        """The torch route: any device and type, and one transfer of 2 K numbers to the host."""
+        lengths = torch.from_numpy(sizes).to(values.device)
+        weights = torch.from_numpy(self._weights(new.seen)).to(self.mean.device, self.mean.dtype)
+        torch.lerp(self.mean, values.to(self.mean.dtype), weights.repeat_interleave(lengths), out=self.spare)
+        squares = torch.stack([values.double().square(), self.spare.double().square()], dim=1)
+        new.power[:], new.signal[:] = torch.segment_reduce(squares, "sum", lengths=lengths).cpu().numpy().T
+
+    def _flat_gradient(self) -> Tensor:
+        """All gradients one after another, zeros where there is none (their weight is zero too)."""
+        return torch.cat(
+            [param.new_zeros(param.numel()) if param.grad is None else param.grad.reshape(-1) for param in self.params]
+        )
+
+    def _tensor_values(self, fused: bool) -> Tensor:
+        """(K,) the mean or the norm of each tensor."""
+        sums, squares = self._sums_fused() if fused else self._sums_torch()
+        if self.statistic == "norm":
+            return torch.from_numpy(np.sqrt(squares))
+        means = sums / self.sizes
+        rms = np.sqrt(squares / self.sizes)
+        return torch.from_numpy(np.where(np.abs(means) <= ROUNDING * rms, 0.0, means))
+
+    def _sums_fused(self) -> tuple[Array, Array]:
+        sums, squares = np.zeros(self.sizes.size), np.zeros(self.sizes.size)
+        for _, _, tensors, param in self._pieces():
+            if param.grad is not None:
+                ends = np.cumsum(self.sizes[tensors])
+                kernels.segment_sums(flat(param.grad.contiguous()), ends, sums[tensors], squares[tensors])
+        return sums, squares
+
+    def _sums_torch(self) -> tuple[Array, Array]:
+        gradient = self._flat_gradient().double()
+        lengths = torch.from_numpy(self.sizes).to(gradient.device)
+        both = torch.stack([gradient, gradient.square()], dim=1)
+        sums, squares = torch.segment_reduce(both, "sum", lengths=lengths).cpu().numpy().T
+        return sums, squares
+
+    def _pieces(self) -> Iterable[tuple[int, int, slice, Tensor]]:
+        """(start, end, tensors, parameter): where each parameter lies in the flat mean, and which tensors it holds."""
+        if self.segmented:
+            yield 0, self.params[0].numel(), slice(0, self.sizes.size), self.params[0]
+            return
+        start = 0
+        for index, param in enumerate(self.params):
+            yield start, start + param.numel(), slice(index, index + 1), param
+            start += param.numel()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was committed; an observation that waits for its step is not state."""
+        return {
+            "sizes": self.sizes.tolist(),
+            "counts": torch.from_numpy(self.counts.copy()),
+            "power": torch.from_numpy(self.power.copy()),
+            "signal": torch.from_numpy(self.signal.copy()),
+            "mean": self.mean.clone(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.mean.copy_(state["mean"])
+        self.power = state["power"].cpu().numpy().astype(np.float64)
+        self.signal = state["signal"].cpu().numpy().astype(np.float64)
+        self.counts = state["counts"].cpu().numpy().astype(np.int64)
+        self.pending = None
