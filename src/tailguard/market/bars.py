@@ -121,7 +121,7 @@ class Bars:
         put = object.__setattr__
         put(self, "symbols", symbols)
         put(self, "step", _modal_step(ts) if step is None else step.astype("timedelta64[ms]"))
-        put(self, "bars_per_year", _bars_per_year(ts, self.step) if bars_per_year is None else bars_per_year)
+        put(self, "bars_per_year", observed_rate(ts, self.step) if bars_per_year is None else bars_per_year)
         put(self, "notes", tuple(notes))
         put(self, "_ts", _frozen(ts))
         put(self, "_panel", {name: _frozen(values) for name, values in panel.items()})
@@ -389,8 +389,8 @@ def _modal_step(ts: Stamps) -> np.timedelta64:
     return modal
 
 
-def _bars_per_year(ts: Stamps, step: np.timedelta64) -> float:
-    """Bars in whole weeks, so that a span cut in mid-week does not count the weekend wrongly."""
+def observed_rate(ts: Stamps, step: np.timedelta64) -> float:
+    """Bars per 365.25 days, counted in whole weeks so that a span cut in mid-week does not count the weekend wrongly."""
     span = ts[-1] - ts[0] + step
     weeks = span // _WEEK
     if weeks >= 1:

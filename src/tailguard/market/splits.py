@@ -37,7 +37,7 @@ class SplitRules(Config):
 
     @property
     def embargo(self) -> int:
-        """Bars left unused before a segment, so that neither its features nor its memory reach back into the last one."""
+        """Bars unused before a segment, so that its first features and its memory do not reach into the last one."""
         return max(self.look_back, self.warm_up)
 
     @property
@@ -107,10 +107,11 @@ def walk_forward(
 ) -> tuple[Split, ...]:
     """`folds` splits whose test segments follow one another without a hole and end with the data.
 
-    Without `test_bars`, train is four times as long as test. A sliding window keeps the length of train, an expanding one
-    keeps its start; bars that do not divide evenly are left out at the start (sliding) or taken into train (expanding).
+    Without `test_bars`, train is four times as long as test. A sliding window keeps the length of train, an expanding
+    one its start; bars that do not divide evenly are left out at the start (sliding) or taken into train (expanding).
     """
-    if folds < 1 or validation_bars < 0 or window not in ("sliding", "expanding"):
+    sizes = [size for size in (train_bars, test_bars) if size is not None]
+    if min(folds, *sizes, 1) < 1 or validation_bars < 0 or window not in ("sliding", "expanding"):
         raise ConfigError(
             f"folds={folds}, validation_bars={validation_bars}, window={window!r} do not describe a walk-forward."
         )
@@ -153,8 +154,8 @@ def _segment(start: int, length: int, rules: SplitRules, *, warm: bool = True) -
 def _require(n_bars: int, needed: int, rules: SplitRules, what: str) -> None:
     if n_bars < needed:
         raise DataError(
-            f"{n_bars} bars are too few for {what}: it needs at least {needed}. Between segments lie {rules.purge} bars of "
-            f"purge and {rules.embargo} of embargo. Use more bars, fewer folds, shorter features or a shorter warm-up."
+            f"{n_bars} bars are too few for {what}: it needs at least {needed}. Between segments lie {rules.purge} "
+            f"bars of purge and {rules.embargo} of embargo. Use more bars, fewer folds, shorter windows or warm-up."
         )
 
 
