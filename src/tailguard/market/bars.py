@@ -390,7 +390,7 @@ def _modal_step(ts: Stamps) -> np.timedelta64:
 
 
 def observed_rate(ts: Stamps, step: np.timedelta64) -> float:
-    """Bars per 365.25 days, counted in whole weeks so that a span cut in mid-week does not count the weekend wrongly."""
+    """Bars per 365.25 days, counted in whole weeks: a span cut in mid-week would count the weekend wrongly."""
     span = ts[-1] - ts[0] + step
     weeks = span // _WEEK
     if weeks >= 1:

@@ -144,7 +144,8 @@ def _gap_findings(facts: Facts) -> Iterable[Finding]:
     step = facts.step
     gaps = [gap for gap in facts.gaps if gap.after - gap.before > step]
     lengths = Counter(gap.after - gap.before for gap in gaps)
-    closed, inside = [], []
+    closed: list[Gap] = []
+    inside: list[Gap] = []
     for gap in gaps:
         (closed if _recurs(gap, lengths, step, len(facts.symbols)) else inside).append(gap)
     for code, part in (("closed_hours", closed), ("gap", inside)):
@@ -161,7 +162,7 @@ def _gap_findings(facts: Facts) -> Iterable[Finding]:
 
 
 def _recurs(gap: Gap, lengths: Counter[int], step: int, n_symbols: int) -> bool:
-    """Closed hours: a weekend, a holiday of daily bars, or a length that comes back again and again and is not short."""
+    """Closed hours: a weekend, a holiday of daily bars, or a long gap of a length that comes back again and again."""
     size = gap.after - gap.before
     if step >= DAY_MS and size <= 5 * step:
         return True

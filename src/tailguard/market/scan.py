@@ -25,7 +25,7 @@ from tailguard.market.tables import Table
 BATCH_ROWS = 100_000
 MAX_STAMPS = 50_000_000
 MAX_GAPS = 100_000
-FLAT_BARS = 60
+FLAT_BARS = 20
 SYMBOL_BITS = 16
 
 _JUMP = float(np.log(1.8))
