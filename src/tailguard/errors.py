@@ -22,6 +22,10 @@ class StateError(TailguardError, ValueError):
     """Saved state that does not fit the object it is loaded into."""
 
 
+class CheckpointError(TailguardError, ValueError):
+    """A bundle that is missing, damaged or of another format; names the file and what is wrong with it."""
+
+
 class DataError(TailguardError, ValueError):
     """Market data that cannot be trusted; names row, value and fix."""
 

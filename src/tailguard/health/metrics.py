@@ -1,0 +1,83 @@
+"""Metrics declared as data, and the meter that averages them once per update."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stable_baselines3.common.logger import Logger
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number the learner logs: its name is an API, its meaning is the documentation."""
+
+    name: str
+    meaning: str
+
+
+POLICY_LOSS = Metric("train/policy_gradient_loss", "Clipped surrogate loss, mean over the update's batches.")
+VALUE_LOSS = Metric("train/value_loss", "Value loss, mean over critics and batches, in normalized units.")
+ENTROPY = Metric("train/entropy", "Entropy of the policy, mean over samples.")
+ENTROPY_COEFFICIENT = Metric("train/ent_coef", "Weight of the entropy bonus in this update.")
+LOSS = Metric("train/loss", "The whole objective, mean over batches.")
+KL = Metric("train/approx_kl", "Low-variance estimate of the divergence from the policy that acted, last epoch.")
+KL_BETA = Metric("train/kl_beta", "Weight of the KL penalty; logged when the penalty is on.")
+CLIP_FRACTION = Metric("train/clip_fraction", "Share of samples whose probability ratio left the clip range.")
+FIRST_LOG_RATIO = Metric(
+    "train/first_log_ratio_max_abs", "Largest |log ratio| of the first batch, before any step: zero up to rounding."
+)
+EXPLAINED_VARIANCE = Metric(
+    "train/explained_variance", "Share of the variance of lambda-returns explained by the values, on the reserve."
+)
+LEARNING_RATE = Metric("train/learning_rate", "Learning rate of this update.")
+CLIP_RANGE = Metric("train/clip_range", "Clip range of this update.")
+N_UPDATES = Metric("train/n_updates", "Epochs of gradient steps taken so far.")
+GRAD_NORM = Metric("train/grad_norm", "Norm of the whole gradient before clipping, mean over steps.")
+CRITIC1_GRAD_NORM = Metric("train/critic1_grad_norm", "Gradient norm of critic 1, mean over steps.")
+CRITIC2_GRAD_NORM = Metric("train/critic2_grad_norm", "Gradient norm of critic 2, mean over steps.")
+CRITICS_GRAD_RATIO = Metric("train/critics_grad_ratio", "Gradient norm of critic 1 over critic 2, when both > 1e-8.")
+TWIN_GAP = Metric("train/twin_critics_gap", "Mean |difference| of the critics' values over the return scale's std.")
+RETURN_MEAN = Metric("train/return_scale_mean", "Mean of the returns, the critics' zero.")
+RETURN_STD = Metric("train/return_scale_std", "Std of the returns, the critics' unit.")
+STD = Metric("train/std", "Mean spread of a Gaussian policy, in units where the bounds are -1 and 1.")
+SKIPPED_STEPS = Metric("train/skipped_steps", "Optimizer steps skipped because loss or gradient was not finite.")
+EMPTY_EPOCHS = Metric("train/empty_epochs", "Epochs in which no batch held a valid sample.")
+RESERVE_ALL_MASKED = Metric("train/ev_reserve_all_masked", "Updates whose reserve held no valid sample, so far.")
+MEAN_DRIFT = Metric("debug/vecnormalize_mean_drift", "Largest move of an observation's mean, in units of its old std.")
+STD_DRIFT = Metric("debug/vecnormalize_std_drift", "Largest relative move of an observation's std.")
+QUANTILE_CROSSING = Metric("train/quantile_crossing", "Share of neighbouring quantiles in the wrong order.")
+
+
+class Meter:
+    """Sums of what each batch measured; the means are logged once per update."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = defaultdict(float)
+        self.counts: dict[str, int] = defaultdict(int)
+
+    def add(self, values: Mapping[Metric, float]) -> None:
+        """Take in one batch's figures."""
+        for metric, value in values.items():
+            self.sums[metric.name] += value
+            self.counts[metric.name] += 1
+
+    def restart(self, metric: Metric) -> None:
+        """Forget one metric, for means over the last epoch only."""
+        self.sums.pop(metric.name, None)
+        self.counts.pop(metric.name, None)
+
+    def mean(self, metric: Metric) -> float | None:
+        """Mean so far, None when nothing was measured."""
+        count = self.counts.get(metric.name, 0)
+        return self.sums[metric.name] / count if count else None
+
+    def flush(self, logger: Logger) -> dict[str, float]:
+        """Log all means and start again; returns them by name."""
+        means = {name: total / self.counts[name] for name, total in self.sums.items()}
+        for name, value in means.items():
+            logger.record(name, value)
+        self.sums.clear()
+        self.counts.clear()
+        return means

@@ -1,0 +1,138 @@
+"""The critics' side of the objective: quantile and categorical losses, one number per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tailguard.losses.risk import midpoint_levels
+
+ValueClipMode = Literal["mean_only", "mean_and_variance", "per_quantile"]
+
+
+def quantile_huber(quantiles: Tensor, target: Tensor, kappa: float, levels: Sequence[float] | None = None) -> Tensor:
+    """Quantile regression loss with a Huber kernel; kappa -> 0 is the pinball loss (docs/algorithm.md, eq. 6).
+
+    quantiles: (..., Q) predictions at the midpoints (i + 1/2)/Q, or at `levels`
+    target:    (..., K) samples of the return; K = 1 for a scalar target
+    returns:   (...)    one loss per element: the caller masks and averages
+
+    "Distributional RL with Quantile Regression" (2018), eq. 10, divided by kappa.
+    """
+    grid = midpoint_levels(quantiles.shape[-1]) if levels is None else levels
+    tau = torch.tensor(grid, dtype=quantiles.dtype, device=quantiles.device)  # (Q,)
+    on_kernel = quantiles.dtype == torch.float32 and quantiles.device.type == "cpu" and not target.requires_grad
+    if on_kernel and quantiles.shape[:-1] == target.shape[:-1]:
+        return QuantileHuber.apply(quantiles, target, tau, kappa)  # type: ignore[no-any-return,no-untyped-call]
+    return quantile_huber_eager(quantiles, target, tau, kappa)
+
+
+def quantile_huber_eager(quantiles: Tensor, target: Tensor, tau: Tensor, kappa: float) -> Tensor:
+    """The definition, with every pair in memory: the oracle of the kernel below and the path of other devices."""
+    error = target.unsqueeze(-2) - quantiles.unsqueeze(-1)  # (..., Q, K)
+    size = error.abs()
+    huber = torch.where(size <= kappa, 0.5 * size.square() / kappa, size - 0.5 * kappa) if kappa > 0 else size
+    weight = (tau.unsqueeze(-1) - (error < 0).to(error.dtype)).abs()
+    return (weight * huber).mean(-1).sum(-1)
+
+
+class QuantileHuber(torch.autograd.Function):
+    """The same loss with its gradient computed in one pass, no pair kept: tens of times faster on a CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, quantiles: Tensor, target: Tensor, tau: Tensor, kappa: float) -> Tensor:
+        rows = quantiles.detach().reshape(-1, quantiles.shape[-1]).contiguous().numpy()
+        samples = target.detach().reshape(-1, target.shape[-1]).contiguous().numpy()
+        loss, gradient = quantile_huber_kernel(rows, samples, tau.numpy(), np.float32(kappa))
+        ctx.save_for_backward(torch.from_numpy(gradient).view_as(quantiles))
+        return torch.from_numpy(loss).view(quantiles.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * upstream[0].unsqueeze(-1), None, None, None
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def quantile_huber_kernel(
+    quantiles: NDArray[np.float32], target: NDArray[np.float32], tau: NDArray[np.float32], kappa: np.float32
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Loss (M,) and its gradient (M, Q); the inner loop runs over quantiles so that it vectorises without fastmath."""
+    n_rows, n_quantiles = quantiles.shape
+    n_samples = target.shape[1]
+    loss, gradient = np.zeros(n_rows, np.float32), np.zeros((n_rows, n_quantiles), np.float32)
+    zero, one, half = np.float32(0.0), np.float32(1.0), np.float32(0.5)
+    share = one / np.float32(n_samples)
+    inverse = one / kappa if kappa > zero else zero
+    per_level = np.empty(n_quantiles, np.float32)
+    for m in range(n_rows):
+        per_level[:] = zero
+        for k in range(n_samples):
+            sample = target[m, k]
+            for i in range(n_quantiles):
+                error = sample - quantiles[m, i]
+                size = abs(error)
+                weight = tau[i] if error >= zero else one - tau[i]
+                inside = size <= kappa
+                huber = half * size * size * inverse if inside else size - half * kappa
+                slope = error * inverse if inside else (one if error > zero else -one)
+                per_level[i] += weight * huber
+                gradient[m, i] -= weight * slope
+        total = zero
+        for i in range(n_quantiles):
+            total += per_level[i]
+            gradient[m, i] *= share
+        loss[m] = total * share
+    return loss, gradient
+
+
+def clip_quantiles(quantiles: Tensor, old: Tensor, clip_range: float, mode: ValueClipMode) -> Tensor:
+    """Predictions moved back to within `clip_range` of the critic's own old ones, all in normalized units (eq. 8).
+
+    quantiles, old: (..., Q)
+    returns:        (..., Q)
+
+    `mean_only` shifts the law as a whole; `mean_and_variance` also keeps its spread within the same relative range;
+    `per_quantile` bounds each level on its own.
+    """
+    if mode == "per_quantile":
+        return old + (quantiles - old).clamp(-clip_range, clip_range)
+    mean, old_mean = quantiles.mean(-1, keepdim=True), old.mean(-1, keepdim=True)
+    clipped_mean = old_mean + (mean - old_mean).clamp(-clip_range, clip_range)
+    if mode == "mean_only":
+        return quantiles - mean + clipped_mean
+    spread, old_spread = quantiles.std(-1, keepdim=True), old.std(-1, keepdim=True).clamp(min=1e-6)
+    factor = (spread / old_spread).clamp(1.0 - min(clip_range, 0.9), 1.0 + clip_range) * old_spread
+    return clipped_mean + (quantiles - mean) / spread.clamp(min=1e-6) * factor
+
+
+def two_hot(samples: Tensor, support: Tensor) -> Tensor:
+    """Mean over samples of the two-atom law that keeps each sample's mean.
+
+    samples: (..., K) in the units of the support; values outside it go to its ends
+    support: (Q,) evenly spaced, increasing
+    returns: (..., Q) probabilities
+    """
+    n = support.shape[0]
+    position = ((samples - support[0]) / (support[1] - support[0])).clamp(0.0, n - 1.0)
+    left = position.floor().clamp(max=n - 2.0)
+    share = position - left
+    probabilities = samples.new_zeros(*samples.shape[:-1], n)
+    probabilities.scatter_add_(-1, left.long(), 1.0 - share)
+    probabilities.scatter_add_(-1, left.long() + 1, share)
+    return probabilities / samples.shape[-1]
+
+
+def cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:
+    """-sum p log softmax(logits).
+
+    logits, probabilities: (..., Q)
+    returns:               (...)
+    """
+    return -(probabilities * torch.log_softmax(logits, -1)).sum(-1)

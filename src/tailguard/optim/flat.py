@@ -1,0 +1,70 @@
+"""Parameters as views of one buffer, so that clipping and optimizer steps are a few large operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class ParameterVector:
+    """All parameters of a module laid out in one tensor; the optimizer sees a single parameter.
+
+    The module's parameters become views of it: in-place loads keep them so, replacing a parameter's storage
+    (`module.to(device)`) does not and must happen before.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+        self.names = [name for name, _ in named]
+        self.parameters = [parameter for _, parameter in named]
+        self.sizes = [parameter.numel() for parameter in self.parameters]
+        self.flat = nn.Parameter(torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters]))
+        self.offsets = [0]
+        for parameter, size in zip(self.parameters, self.sizes, strict=True):
+            start = self.offsets[-1]
+            parameter.data = self.flat.data[start : start + size].view_as(parameter)
+            self.offsets.append(start + size)
+
+    def gather_gradients(self) -> Tensor:
+        """Copy the parameters' gradients into the flat gradient; a parameter without one counts as zero."""
+        pieces = [
+            parameter.new_zeros(size) if parameter.grad is None else parameter.grad.reshape(-1)
+            for parameter, size in zip(self.parameters, self.sizes, strict=True)
+        ]
+        self.flat.grad = torch.cat(pieces)
+        return self.flat.grad
+
+    def drop_gradients(self) -> None:
+        """zero_grad(set_to_none=True) for the module and the flat parameter."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.flat.grad = None
+
+    def span(self, prefix: str) -> slice:
+        """Where the parameters whose names start with `prefix` lie; they are neighbours by construction."""
+        inside = [i for i, name in enumerate(self.names) if name.startswith(prefix)]
+        return slice(self.offsets[inside[0]], self.offsets[inside[-1] + 1])
+
+    def where(self, parameter: Tensor) -> slice:
+        """Where one parameter lies in the flat tensor and in an optimizer's moments of it."""
+        index = next(i for i, own in enumerate(self.parameters) if own is parameter)
+        return slice(self.offsets[index], self.offsets[index + 1])
+
+
+def rescale_moments(state: dict[str, Tensor], spans: Sequence[slice], gradient: float, weight: float) -> None:
+    """Multiply kept gradients by `gradient`, their squares by its square, and utilities (gradient times weight) by both."""
+    powers = {
+        "exp_avg": gradient,
+        "first_moment": gradient,
+        "momentum_buffer": gradient,
+        "exp_avg_sq": gradient**2,
+        "sec_moment": gradient**2,
+        "avg_utility": gradient * weight,
+    }
+    for name, factor in powers.items():
+        kept = state.get(name)
+        if kept is not None and factor != 1.0:
+            for span in spans:
+                kept[span] *= factor

@@ -1,0 +1,292 @@
+"""The policy: one actor and its critics, each with a trunk of its own. Results are return values; nothing is cached."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from pydantic import Field, field_validator
+from stable_baselines3.common.policies import BasePolicy
+from torch import Tensor, nn
+
+from tailguard.configuration import Config, PositiveInt
+from tailguard.errors import ConfigError, EnvContractError
+from tailguard.normalization import Affine
+from tailguard.policy.action_heads import Bounds, make_action_head
+from tailguard.policy.critics import CriticConfig, CriticHead, aggregate, make_critic_head
+from tailguard.policy.recurrent import Layout, Memory, State, make_memory
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "leaky_relu": nn.LeakyReLU,
+}
+
+
+class NetArch(Config):
+    """Widths of the layers after the memory."""
+
+    pi: tuple[PositiveInt, ...] = (64, 64)
+    """Of the actor."""
+    vf: tuple[PositiveInt, ...] = (64, 64)
+    """Of each critic."""
+
+
+class PolicyConfig(Config):
+    """What `policy_kwargs` may hold."""
+
+    memory: Literal["lstm", "gru", "none"] = "lstm"
+    """Kind of memory; "MlpPolicy" sets none."""
+    lstm_hidden_size: PositiveInt = 64
+    """Width of the memory, per layer and trunk."""
+    n_lstm_layers: Annotated[int, Field(ge=1, le=8)] = 1
+    """Layers of memory."""
+    net_arch: NetArch = NetArch()
+    """Layers after the memory; a plain list gives actor and critics the same."""
+    activation_fn: str = "tanh"
+    """Between those layers: a torch.nn class or its name."""
+    ortho_init: bool = True
+    """Orthogonal initial weights; off leaves torch's own."""
+    log_std_init: float = 0.0
+    """Log of the initial spread of a Gaussian policy, whose bounds are -1 and 1."""
+    action_bounds: Bounds = "clip"
+    """How a Gaussian meets its bounds: samples are clipped, or squashed by tanh with the exact density."""
+    shared_lstm: Literal[False] = False
+    """Only False: trunks are separate by design."""
+    enable_critic_lstm: Literal[True] = True
+    """Only True: every critic has a memory of its own when the actor has one."""
+
+    @field_validator("net_arch", mode="before")
+    @classmethod
+    def one_list_serves_both(cls, value: Any) -> Any:
+        return {"pi": value, "vf": value} if isinstance(value, (list, tuple)) else value
+
+    @field_validator("activation_fn", mode="before")
+    @classmethod
+    def a_class_goes_by_its_name(cls, value: Any) -> Any:
+        names = {kind: name for name, kind in ACTIVATIONS.items()}
+        name = names.get(value, value) if isinstance(value, type) else value
+        if name not in ACTIVATIONS:
+            raise ConfigError(f"activation_fn={value!r} is not one of {', '.join(ACTIVATIONS)}.")
+        return name
+
+
+class Trunk(nn.Module):
+    """Memory, then layers: the body of the actor or of one critic."""
+
+    def __init__(self, in_features: int, widths: tuple[int, ...], config: PolicyConfig) -> None:
+        super().__init__()
+        self.memory = make_memory(config.memory, in_features, config.lstm_hidden_size, config.n_lstm_layers)
+        layers: list[nn.Module] = []
+        width = self.memory.out_features
+        for next_width in widths:
+            linear = nn.Linear(width, next_width)
+            if config.ortho_init:
+                nn.init.orthogonal_(linear.weight, 2**0.5)
+                nn.init.zeros_(linear.bias)
+            layers += [linear, ACTIVATIONS[config.activation_fn]()]
+            width = next_width
+        self.layers = nn.Sequential(*layers)
+        self.out_features = width
+
+
+class Critic(nn.Module):
+    """A trunk and a head."""
+
+    def __init__(self, in_features: int, config: PolicyConfig, critic: CriticConfig) -> None:
+        super().__init__()
+        self.trunk = Trunk(in_features, config.net_arch.vf, config)
+        self.head: CriticHead = make_critic_head(self.trunk.out_features, critic)
+
+    def forward(self, obs: Tensor, layout: Layout, state: State) -> Tensor:
+        """The head's output (L, B, *) for whole sequences, in normalized units."""
+        unrolled = self.trunk.memory.unroll(obs, layout, state)
+        return self.head(self.trunk.layers(unrolled.features))  # type: ignore[no-any-return]
+
+    def evaluate(self, obs: Tensor, layout: Layout, state: State, extra: Tensor) -> tuple[Tensor, Tensor, State]:
+        """Quantiles (L, B, Q) of the steps and (E, Q) of extra observations, and the state after the last step."""
+        unrolled = self.trunk.memory.unroll(obs, layout, state, extra)
+        steps = self.head.quantiles(self.head(self.trunk.layers(unrolled.features)))
+        return steps, self.head.quantiles(self.head(self.trunk.layers(unrolled.extra_features))), unrolled.state
+
+    def step(self, obs: Tensor, state: State) -> tuple[Tensor, State]:
+        """Quantiles (N, Q) of single observations and the next state."""
+        features, state = self.trunk.memory.step(obs, state)
+        return self.head.quantiles(self.head(self.trunk.layers(features))), state
+
+
+class Acted(NamedTuple):
+    """One step of acting."""
+
+    action: Tensor  # (N, A) in the head's units
+    log_prob: Tensor  # (N,)
+    state: State
+
+
+class RecurrentPolicy(BasePolicy):
+    """Actor and critics with separate memories ("MlpLstmPolicy"), or without any ("MlpPolicy")."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        config: PolicyConfig | None = None,
+        critic: CriticConfig | None = None,
+    ) -> None:
+        super().__init__(observation_space, action_space)
+        self.config, self.critic_config = config or PolicyConfig(), critic or CriticConfig()
+        self.obs_features = flat_features(observation_space)
+        self.actor = Trunk(self.obs_features, self.config.net_arch.pi, self.config)
+        self.action_head = make_action_head(
+            self.actor.out_features, action_space, self.config.action_bounds, self.config.log_std_init
+        )
+        if self.config.ortho_init:
+            for module in self.action_head.modules():
+                if isinstance(module, nn.Linear):
+                    nn.init.orthogonal_(module.weight, 0.01)
+                    nn.init.zeros_(module.bias)
+        n_critics = 2 if self.critic_config.twin else 1
+        self.critics = nn.ModuleList(
+            Critic(self.obs_features, self.config, self.critic_config) for _ in range(n_critics)
+        )
+
+    # acting
+
+    def act(self, obs: Tensor, state: State, generator: torch.Generator | None) -> Acted:
+        """Sample one action per environment; `state` is already zero where an episode starts."""
+        features, state = self.actor.memory.step(obs, state)
+        parameters = self.action_head(self.actor.layers(features))
+        action = self.action_head.sample(parameters, generator)
+        return Acted(action, self.action_head.log_prob(parameters, action), state)
+
+    def initial_state(self, n: int) -> State:
+        """Zero state of the actor for n environments."""
+        return self.actor.memory.initial_state(n)
+
+    # learning
+
+    def action_parameters(self, obs: Tensor, layout: Layout, state: State) -> Tensor:
+        """Parameters (L, B, P) of the action law over whole sequences."""
+        return self.action_head(self.actor.layers(self.actor.memory.unroll(obs, layout, state).features))  # type: ignore[no-any-return]
+
+    def aggregate(self, quantiles: list[Tensor]) -> Tensor:
+        """One law from the critics' (..., Q); the same everywhere."""
+        return aggregate(quantiles, self.masses, self.critic_config.aggregation)
+
+    @property
+    def masses(self) -> Tensor:
+        """(Q,) the probability each quantile stands for."""
+        return self.critics[0].head.masses  # type: ignore[union-attr,return-value]
+
+    # SB3's doors
+
+    def flat(self, obs: NDArray[Any]) -> Tensor:
+        """Observations (N, ...) as (N, F) float32."""
+        return torch.as_tensor(np.asarray(obs, dtype=np.float32), device=self.device).reshape(-1, self.obs_features)
+
+    @property
+    def memories(self) -> list[Memory]:
+        """The actor's memory and each critic's: the state that predict hands out and takes holds all of them."""
+        return [self.actor.memory, *(critic.trunk.memory for critic in self.critics)]  # type: ignore[union-attr,list-item]
+
+    def states_from(self, state: Any, episode_start: Any, n: int) -> list[State]:
+        """The state a user hands in, split per memory and zeroed where an episode starts."""
+        fresh = [memory.initial_state(n) for memory in self.memories]
+        if state is not None:
+            fresh = self.split_state(state, fresh)
+        if episode_start is None:
+            return fresh
+        starts = np.asarray(episode_start, dtype=bool).reshape(-1)
+        if starts.shape != (n,):
+            raise EnvContractError(f"episode_start has shape {starts.shape}; expected ({n},): one per observation.")
+        keep = torch.as_tensor(~starts, dtype=torch.float32, device=self.device)
+        return [part.keep(keep) for part in fresh]
+
+    def split_state(self, state: Any, like: list[State]) -> list[State]:
+        """(layers of all memories, n, H) arrays as one State per memory."""
+        whole = join_layers(like)
+        hidden, cell = (torch.as_tensor(np.asarray(part), dtype=torch.float32, device=self.device) for part in state)
+        if hidden.shape != whole.hidden.shape or cell.shape != whole.cell.shape:
+            raise EnvContractError(
+                f"The state has shapes {tuple(hidden.shape)} and {tuple(cell.shape)}; expected "
+                f"{tuple(whole.hidden.shape)} and {tuple(whole.cell.shape)}. Pass what the last predict returned, or None."
+            )
+        hidden_parts = hidden.split([len(part.hidden) for part in like])
+        cell_parts = cell.split([len(part.cell) for part in like])
+        return [State(h, c) for h, c in zip(hidden_parts, cell_parts, strict=True)]
+
+    @torch.no_grad()
+    def predict(
+        self,
+        observation: Any,
+        state: tuple[NDArray[Any], ...] | None = None,
+        episode_start: NDArray[Any] | None = None,
+        deterministic: bool = False,
+    ) -> tuple[NDArray[Any], tuple[NDArray[Any], ...] | None]:
+        """Actions for observations, and the memory after them (docs of SB3's RecurrentPPO apply)."""
+        obs, single = self.batched(observation)
+        before = self.states_from(state, episode_start, len(obs))
+        stepped = [memory.step(obs, part) for memory, part in zip(self.memories, before, strict=True)]
+        parameters = self.action_head(self.actor.layers(stepped[0][0]))
+        action = self.action_head.mode(parameters) if deterministic else self.action_head.sample(parameters, None)
+        actions = self.action_head.to_env(action)
+        after = join_layers([part for _, part in stepped])
+        return (actions[0] if single else actions), after.detach_numpy()
+
+    @torch.no_grad()
+    def predict_law(self, observation: Any, state: Any = None, episode_start: Any = None) -> Tensor:
+        """Quantiles (n, Q) of the aggregated critics before acting on the observations, in normalized units."""
+        obs, _ = self.batched(observation)
+        before = self.states_from(state, episode_start, len(obs))[1:]
+        laws = [critic.step(obs, part)[0] for critic, part in zip(self.critics, before, strict=True)]  # type: ignore[operator]
+        return self.aggregate(laws)
+
+    def batched(self, observation: Any) -> tuple[Tensor, bool]:
+        """Observations as (N, F), and whether a single one was given."""
+        array = np.asarray(observation)
+        shape = self.observation_space.shape
+        if array.shape == shape:
+            return self.flat(array[None]), True
+        if array.shape[1:] != shape or array.ndim != len(shape or ()) + 1:
+            raise EnvContractError(
+                f"The observation has shape {array.shape}; expected {shape} or (n, *{shape}) of the training space."
+            )
+        return self.flat(array), False
+
+    def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
+        raise NotImplementedError("A recurrent policy acts through predict(obs, state, episode_start).")
+
+    def save(self, path: str) -> None:
+        raise NotImplementedError("A policy alone is not an agent: save the model (model.save(path)).")
+
+    @classmethod
+    def load(cls, path: str, device: Any = "auto") -> Any:
+        raise NotImplementedError("Load the model (DistributionalPPO.load(path)); its .policy is this policy.")
+
+    def rescale_critics(self, before: Affine, after: Affine, first: bool) -> list[tuple[nn.Linear, float, float]]:
+        """PopArt on every critic: (last layer, factor on its weights, factor on its gradients)."""
+        heads: list[CriticHead] = [critic.head for critic in self.critics]  # type: ignore[misc]
+        return [(head.last_layer, *head.rescale(before, after, first)) for head in heads]
+
+
+def join_layers(states: list[State]) -> State:
+    """One State that holds several memories' layers, one after the other."""
+    return State(torch.cat([part.hidden for part in states]), torch.cat([part.cell for part in states]))
+
+
+def flat_features(space: spaces.Space[Any]) -> int:
+    """Number of features of a Box observation, or a clear refusal."""
+    if not isinstance(space, spaces.Box):
+        raise EnvContractError(
+            f"The observation space {space} is not supported: observations must be a Box. Wrap the environment, for "
+            "example with gymnasium.wrappers.FlattenObservation."
+        )
+    if int(np.prod(space.shape)) == 0:
+        raise EnvContractError(f"The observation space {space} has no features.")
+    return int(np.prod(space.shape))

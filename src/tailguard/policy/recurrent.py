@@ -1,0 +1,270 @@
+"""Memory: recurrent layers that run over whole sequences in one fused call, episode starts included.
+
+A fused LSTM call knows nothing of episodes. So that it need not be cut where one starts, control rows are inserted
+between the steps, and two extra input channels drive the gates of those rows into saturation: a *reset* row leaves
+exactly zero state behind, a *hold* row (padding) carries the cell on unchanged (docs/algorithm.md, eq. 2-3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+Bools = NDArray[np.bool_]
+
+SATURATE = 1e4  # sigmoid(+-1e4) is exactly 1 or 0 in float32, whatever the rest of the gate's input says
+
+
+class State(NamedTuple):
+    """Recurrent state before a step: (layers, N, H) each; the cell of a GRU is empty, a memoryless state both."""
+
+    hidden: Tensor
+    cell: Tensor
+
+    def detach_numpy(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        return self.hidden.numpy(force=True), self.cell.numpy(force=True)
+
+    def select(self, envs: Any) -> State:
+        """State of some environments."""
+        return State(self.hidden[:, envs], self.cell[:, envs])
+
+    def keep(self, mask: Tensor) -> State:
+        """Zero where `mask` (N,) is 0, untouched where it is 1: no environment sees another's state."""
+        return State(self.hidden * mask.view(1, -1, 1), self.cell * mask.view(1, -1, 1))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the steps of a (L, B) batch lie among its control rows, as flat row numbers row * B + b."""
+
+    n_rows: int
+    steps: Tensor | None  # (L * B,); None when there is nothing but steps
+    resets: Tensor  # (R,)
+    extras: Tensor  # (E,) rows of one more observation after a step, in the order of np.nonzero(extra)
+    last: Tensor | None  # (B,) rows of each sequence's last step, where `steps` is not None
+
+
+def lay_out(starts: Bools, extra: Bools | None = None) -> Layout:
+    """Make room for a reset before each episode start inside a sequence and for extra observations after steps.
+
+    starts: (L, B) the step begins an episode; at step 0 the caller has zeroed the state instead
+    extra:  (L, B) one more observation (a truncated episode's last) follows the step
+    """
+    n_steps, n_sequences = starts.shape
+    inner = starts.copy()
+    inner[0] = False
+    before = np.cumsum(inner, 0)
+    if extra is not None:
+        before[1:] += np.cumsum(extra, 0)[:-1]
+    rows = np.arange(n_steps)[:, None] + before  # (L, B)
+    tail = 0 if extra is None else extra[-1]
+    n_rows = int((rows[-1] + tail).max()) + 1
+    none = torch.empty(0, dtype=torch.long)
+    if n_rows == n_steps and not inner.any() and (extra is None or not extra.any()):
+        return Layout(n_steps, None, none, none, None)
+    flat = rows * n_sequences + np.arange(n_sequences)
+    resets = torch.from_numpy((flat - n_sequences)[inner])
+    extras = none if extra is None else torch.from_numpy((flat + n_sequences)[extra])
+    return Layout(n_rows, torch.from_numpy(flat.reshape(-1)), resets, extras, torch.from_numpy(flat[-1]))
+
+
+class Unrolled(NamedTuple):
+    """What a memory gives back for a batch of sequences."""
+
+    features: Tensor  # (L, B, H) after each step
+    extra_features: Tensor  # (E, H) after each extra observation
+    state: State  # after the last step
+
+
+class Memory(nn.Module):
+    """What every memory does: one step for acting, whole sequences for learning, a zero state to begin with."""
+
+    out_features: int
+    n_layers: int
+    has_cell: bool
+
+    def initial_state(self, n: int) -> State:
+        """Zero state of n environments."""
+        device = next(self.parameters()).device if self.n_layers else torch.device("cpu")
+        shape = (self.n_layers, n, self.out_features if self.n_layers else 0)
+        return State(torch.zeros(shape, device=device), torch.zeros(shape if self.has_cell else (0, n, 0), device=device))
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        raise NotImplementedError
+
+    def unroll(self, x: Tensor, layout: Layout, state: State, extra: Tensor | None = None) -> Unrolled:
+        raise NotImplementedError
+
+
+class NoMemory(Memory):
+    """Passes its input on: the policy without memory."""
+
+    n_layers, has_cell = 0, False
+
+    def __init__(self, in_features: int) -> None:
+        super().__init__()
+        self.out_features = in_features
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return x, state
+
+    def unroll(self, x: Tensor, layout: Layout, state: State, extra: Tensor | None = None) -> Unrolled:
+        return Unrolled(x, x.new_zeros(0, x.shape[-1]) if extra is None else extra, state)
+
+
+class GatedMemory(Memory):
+    """Layers of gated recurrences; subclasses give the gates, this class the sequences."""
+
+    n_gates: int
+
+    def __init__(self, in_features: int, hidden_size: int, n_layers: int) -> None:
+        super().__init__()
+        self.n_layers, self.out_features = n_layers, hidden_size
+        widths = [in_features] + [hidden_size] * (n_layers - 1)
+        rows = self.n_gates * hidden_size
+        self.input_weight = nn.ParameterList(nn.Parameter(torch.empty(rows, width)) for width in widths)
+        self.hidden_weight = nn.ParameterList(nn.Parameter(torch.empty(rows, hidden_size)) for _ in widths)
+        self.bias = nn.ParameterList(nn.Parameter(torch.zeros(rows)) for _ in widths)
+        self.register_buffer("no_bias", torch.zeros(rows), persistent=False)
+        self.no_bias: Tensor
+        for weights in (*self.input_weight, *self.hidden_weight):
+            for gate in weights.data.split(hidden_size):
+                nn.init.orthogonal_(gate)
+
+    def control_columns(self, layer: int) -> Tensor:
+        """(rows, 2) input weights of the reset and hold channels."""
+        raise NotImplementedError
+
+    def fused(self, x: Tensor, layer: int, weight: Tensor, state: State) -> tuple[Tensor, State]:
+        """One layer over all rows: features (rows, B, H) and the layer's last state (1, B, H)."""
+        raise NotImplementedError
+
+    def unroll(self, x: Tensor, layout: Layout, state: State, extra: Tensor | None = None) -> Unrolled:
+        """Run whole sequences (L, B, F) from `state`; rows between the steps are the layout's affair."""
+        controls = None if layout.steps is None else control_channels(layout, x.shape[1], x)
+        features = x if controls is None else insert_rows(x, layout, extra)
+        hidden, cell = [], []
+        for layer in range(self.n_layers):
+            weight = self.input_weight[layer]
+            if controls is not None:
+                features = torch.cat([features, controls], -1)
+                weight = torch.cat([weight, self.control_columns(layer)], -1)
+            layer_state = State(state.hidden[layer : layer + 1], state.cell[layer : layer + 1])
+            features, last = self.fused(features, layer, weight, layer_state)
+            hidden.append(last.hidden if layout.last is None else rows_of(features, layout.last).unsqueeze(0))
+            cell.append(last.cell)
+        final = State(torch.cat(hidden), torch.cat(cell))
+        if layout.steps is None:
+            return Unrolled(features, features.new_zeros(0, self.out_features), final)
+        steps = rows_of(features, layout.steps).view(*x.shape[:2], self.out_features)
+        return Unrolled(steps, rows_of(features, layout.extras), final)
+
+
+def control_channels(layout: Layout, n_sequences: int, like: Tensor) -> Tensor:
+    """(rows, B, 2) the reset and hold channels: zero on steps, hold everywhere else but on resets."""
+    assert layout.steps is not None
+    controls = like.new_zeros(layout.n_rows * n_sequences, 2)
+    controls[:, 1] = 1.0
+    controls[layout.steps, 1] = 0.0
+    controls[layout.extras, 1] = 0.0
+    controls[layout.resets, 1] = 0.0
+    controls[layout.resets, 0] = 1.0
+    return controls.view(layout.n_rows, n_sequences, 2)
+
+
+def insert_rows(x: Tensor, layout: Layout, extra: Tensor | None) -> Tensor:
+    """(rows, B, F) with the steps and the extra observations in their rows and zeros elsewhere."""
+    assert layout.steps is not None
+    n_sequences, width = x.shape[1:]
+    rows = x.new_zeros(layout.n_rows * n_sequences, width).index_copy(0, layout.steps, x.reshape(-1, width))
+    if extra is not None and len(extra):
+        rows = rows.index_copy(0, layout.extras, extra)
+    return rows.view(layout.n_rows, n_sequences, width)
+
+
+def rows_of(features: Tensor, rows: Tensor) -> Tensor:
+    """Flat rows of a (rows, B, H) tensor."""
+    return features.reshape(-1, features.shape[-1]).index_select(0, rows)
+
+
+class LSTM(GatedMemory):
+    """Long short-term memory (eq. 1); gates in torch's order: input, forget, candidate, output."""
+
+    n_gates, has_cell = 4, True
+
+    def __init__(self, in_features: int, hidden_size: int, n_layers: int) -> None:
+        super().__init__(in_features, hidden_size, n_layers)
+        for bias in self.bias:
+            nn.init.ones_(bias.data[hidden_size : 2 * hidden_size])  # remember by default
+
+    def control_columns(self, layer: int) -> Tensor:
+        columns = self.no_bias.new_zeros(4, self.out_features, 2)
+        columns[[0, 1, 3], :, 0] = -SATURATE  # reset: nothing in, nothing kept, nothing out
+        columns[0, :, 1], columns[1, :, 1] = -SATURATE, SATURATE  # hold: nothing in, all kept
+        return columns.view(-1, 2)
+
+    def fused(self, x: Tensor, layer: int, weight: Tensor, state: State) -> tuple[Tensor, State]:
+        parameters = [weight, self.hidden_weight[layer], self.bias[layer], self.no_bias]
+        features, hidden, cell = torch.lstm(
+            x, (state.hidden, state.cell), parameters, True, 1, 0.0, self.training, False, False
+        )
+        return features, State(hidden, cell)
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        hidden, cell = [], []
+        for layer in range(self.n_layers):
+            x, c = torch.lstm_cell(
+                x,
+                (state.hidden[layer], state.cell[layer]),
+                self.input_weight[layer],
+                self.hidden_weight[layer],
+                self.bias[layer],
+                self.no_bias,
+            )
+            hidden.append(x)
+            cell.append(c)
+        return x, State(torch.stack(hidden), torch.stack(cell))
+
+
+class GRU(GatedMemory):
+    """Gated recurrent unit; gates in torch's order: reset, update, candidate."""
+
+    n_gates, has_cell = 3, False
+
+    def control_columns(self, layer: int) -> Tensor:
+        columns = self.no_bias.new_zeros(3, self.out_features, 2)
+        columns[0, :, 0], columns[1, :, 0] = -SATURATE, -SATURATE  # reset: forget the past,
+        columns[2, :, 0] = -self.bias[layer][2 * self.out_features :]  # and a candidate of exactly zero
+        columns[1, :, 1] = SATURATE  # hold: keep all of the past
+        return columns.view(-1, 2)
+
+    def fused(self, x: Tensor, layer: int, weight: Tensor, state: State) -> tuple[Tensor, State]:
+        parameters = [weight, self.hidden_weight[layer], self.bias[layer], self.no_bias]
+        features, hidden = torch.gru(x, state.hidden, parameters, True, 1, 0.0, self.training, False, False)
+        return features, State(hidden, state.cell)
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        hidden = []
+        for layer in range(self.n_layers):
+            x = torch.gru_cell(
+                x,
+                state.hidden[layer],
+                self.input_weight[layer],
+                self.hidden_weight[layer],
+                self.bias[layer],
+                self.no_bias,
+            )
+            hidden.append(x)
+        return x, State(torch.stack(hidden), state.cell)
+
+
+def make_memory(kind: str, in_features: int, hidden_size: int, n_layers: int) -> Memory:
+    """`lstm`, `gru`, or `none`."""
+    if kind == "none":
+        return NoMemory(in_features)
+    return {"lstm": LSTM, "gru": GRU}[kind](in_features, hidden_size, n_layers)

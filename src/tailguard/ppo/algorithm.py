@@ -1,0 +1,455 @@
+"""`DistributionalPPO`: a recurrent distributional PPO behind Stable-Baselines3's API."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from stable_baselines3.common.base_class import BasePolicy
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
+
+from tailguard.checkpoint import read_bundle, write_bundle
+from tailguard.errors import ConfigError, StateError
+from tailguard.health import metrics
+from tailguard.health.alerts import AlertMonitor
+from tailguard.health.metrics import Meter
+from tailguard.normalization import ObservationStatistics, ReturnScale, refuse_two_return_scales
+from tailguard.policy import PolicyConfig, RecurrentPolicy
+from tailguard.ppo.config import PPOConfig
+from tailguard.ppo.objective import Knobs
+from tailguard.ppo.randomness import Randomness
+from tailguard.ppo.settings import config_from, policy_config_from, sequences_per_batch
+from tailguard.ppo.spaces import build_space, describe_space
+from tailguard.ppo.update import Learner
+from tailguard.ppo.watch import explained_variance, memory_figures, rollout_figures
+from tailguard.rollout import RolloutBuffer, SequenceBatch
+from tailguard.rollout.advantages import normalize_valid
+from tailguard.rollout.collect import Live, collect_steps, estimate_advantages, judge
+from tailguard.rollout.sequences import minibatches, reserve, sequences_of
+from tailguard.rollout.targets import return_law_samples, rewards_to_go
+from tailguard.schedules import EntropyCoefficient, KLPenalty, value_at
+from tailguard.stateful import Stateful
+
+
+class DistributionalPPO(OnPolicyAlgorithm):
+    """Recurrent PPO whose twin critics predict the law of the return.
+
+    Takes the keyword names of sb3-contrib's RecurrentPPO and every other setting of `PPOConfig`, or a whole config:
+
+        DistributionalPPO("MlpLstmPolicy", env, n_steps=256, critic={"n_quantiles": 51}, seed=0).learn(100_000)
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": RecurrentPolicy,
+        "MlpLstmPolicy": RecurrentPolicy,
+    }
+    policy: RecurrentPolicy
+    rollout_buffer: RolloutBuffer  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        policy: str | type[RecurrentPolicy],
+        env: GymEnv | str | None,
+        learning_rate: Any = None,
+        *,
+        config: PPOConfig | Mapping[str, Any] | None = None,
+        policy_kwargs: Mapping[str, Any] | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: torch.device | str = "cpu",
+        _init_setup_model: bool = True,
+        **settings: Any,
+    ) -> None:
+        if learning_rate is not None:
+            settings["learning_rate"] = learning_rate
+        self.config = config_from(config, settings)
+        self.policy_name = policy if isinstance(policy, str) else "MlpLstmPolicy"
+        self.policy_config = policy_config_from(self.policy_name, policy_kwargs)
+        super().__init__(
+            policy,
+            env,  # type: ignore[arg-type]
+            learning_rate=lambda remaining: value_at(self.config.learning_rate, 1.0 - remaining),
+            n_steps=self.config.n_steps,
+            gamma=self.config.gamma,
+            gae_lambda=self.config.gae_lambda,
+            ent_coef=self.config.ent_coef,
+            vf_coef=self.config.vf_coef,
+            max_grad_norm=self.config.max_grad_norm,
+            use_sde=False,
+            sde_sample_freq=-1,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=dict(policy_kwargs or {}),
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=False,
+        )
+        if _init_setup_model:
+            self._setup_model()
+
+    def _setup_model(self) -> None:
+        if self.config.torch_threads is not None:
+            torch.set_num_threads(self.config.torch_threads)
+        self._setup_lr_schedule()
+        refuse_two_return_scales(self._vec_normalize_env, self.config.return_scale)
+        self.randomness = Randomness(self.seed)
+        self.set_random_seed(self.randomness.root)
+        self.policy = self.policy_class(  # type: ignore[assignment]
+            self.observation_space, self.action_space, self.policy_config, self.config.critic
+        ).to(self.device)
+        self.learner = Learner(self.policy, self.config)
+        self.policy.optimizer = self.learner.optimizer  # where SB3's users look for it
+        self.return_scale = ReturnScale(self.config.return_scale)
+        self.obs_stats = ObservationStatistics(self._vec_normalize_env)
+        self.entropy = EntropyCoefficient(self.config.ent_coef, self.config.entropy)
+        self.kl_penalty = KLPenalty(self.config.kl_penalty)
+        self.alerts = AlertMonitor()
+        self.meter = Meter()
+        self.n_reserve_all_masked = 0
+        self.live: Live | None = None
+        self.size_rollouts()
+
+    def size_rollouts(self) -> None:
+        """Buffer and batches for the current config and number of environments."""
+        length, self.batch_sequences, self.micro_sequences = sequences_per_batch(self.config, self.n_envs)
+        self.rollout_buffer = RolloutBuffer(
+            self.config.n_steps, self.n_envs, self.policy.obs_features, self.policy.action_head.action_dim, length
+        )
+
+    # collecting
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        if self.env is None:
+            raise ConfigError("This agent has no environment to learn in. Give it one with set_env(env) or load(path, env=env).")
+        resets = reset_num_timesteps or self._last_obs is None
+        with self.obs_stats.frozen():  # the first observations must not move the statistics either
+            prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        if resets or self.live is None:
+            self.live = Live.fresh(self.policy, np.asarray(self._last_obs), np.ones(self.n_envs, np.bool_))
+        return prepared
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "DistributionalPPO",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Train for at least `total_timesteps` environment steps; arguments as in SB3."""
+        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+
+    def collect_rollouts(  # type: ignore[override]
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
+    ) -> bool:
+        """Fill the buffer, let the critics judge it, estimate advantages, then move the observation statistics."""
+        assert self.live is not None, "collect_rollouts runs inside learn()"
+        live = self.live
+        self.policy.set_training_mode(False)
+        callback.on_rollout_start()
+
+        def after_each_step(seen: dict[str, Any]) -> bool:
+            self.num_timesteps += env.num_envs
+            self._last_obs, self._last_episode_starts = seen["new_obs"], seen["dones"]
+            callback.update_locals({"self": self, "env": env, "rollout_buffer": rollout_buffer, **seen})
+            if not callback.on_step():
+                return False
+            ended = np.flatnonzero(seen["dones"])
+            if len(ended):
+                self._update_info_buffer([seen["infos"][n] for n in ended], seen["dones"][ended])
+            return True
+
+        with self.obs_stats.frozen():
+            raw = collect_steps(
+                env, self.policy, rollout_buffer, live, self.obs_stats, self.randomness.actions, after_each_step
+            )
+        if raw is None:
+            return False
+        self.return_scale.calibrate(rewards_to_go(rollout_buffer.rewards, rollout_buffer.dones, self.config.gamma))
+        judge(self.policy, rollout_buffer, live, self.return_scale.snapshot)
+        estimate_advantages(rollout_buffer, self.config.gamma, self.config.gae_lambda)
+        self.follow_observations(raw)
+        callback.on_rollout_end()
+        return True
+
+    def follow_observations(self, raw: list[NDArray[Any]]) -> None:
+        """Between rollouts: move the observation statistics and see the waiting observations through them."""
+        if not raw or self.live is None:
+            return
+        mean_drift, std_drift = self.obs_stats.update(np.stack(raw))
+        self.live.observations = self._last_obs = np.asarray(self.obs_stats.normalize(raw[-1]))  # type: ignore[assignment]
+        self.meter.add({metrics.MEAN_DRIFT: mean_drift, metrics.STD_DRIFT: std_drift})
+
+    # learning
+
+    def train(self) -> None:
+        """One update on the rollout just collected (docs/algorithm.md, Algorithm 1)."""
+        self.policy.set_training_mode(True)
+        now = self.knobs()
+        self.move_return_scale()
+        sequences = self.sequences()
+        training, reserved = reserve(sequences.n_sequences, self.config.ev_reserve, self.randomness.batches)
+
+        epochs = 0
+        for _ in range(self.config.n_epochs):
+            if not self.run_epoch(sequences, training, now):
+                continue
+            epochs += 1
+            kl = self.meter.mean(metrics.KL)
+            if now.target_kl is not None and kl is not None and kl > now.target_kl:
+                break
+        self._n_updates += epochs
+        self.finish_update(sequences.select(reserved), now)
+
+    def knobs(self) -> Knobs:
+        """Every scheduled value, read once."""
+        progress = 1.0 - self._current_progress_remaining
+        return Knobs(
+            learning_rate=value_at(self.config.learning_rate, progress),
+            clip_range=value_at(self.config.clip_range, progress),
+            ent_coef=self.entropy.value,
+            kl_beta=self.kl_penalty.beta,
+            vf_coef=self.config.vf_coef,
+            max_grad_norm=self.config.max_grad_norm,
+            target_kl=self.config.target_kl,
+        )
+
+    def move_return_scale(self) -> None:
+        """Merge this rollout's returns and rescale every critic, so that no decoded value moves; then it is fixed."""
+        first = self.return_scale.count == 0
+        before, after = self.return_scale.update(self.rollout_buffer.returns[self.rollout_buffer.valid])
+        if before != after:
+            self.learner.follow_rescale(self.policy.rescale_critics(before, after, first))
+
+    def sequences(self) -> SequenceBatch:
+        """The rollout as whole sequences, with normalized advantages and samples of the return as critic targets."""
+        buffer, config = self.rollout_buffer, self.config
+        target = return_law_samples(
+            buffer.rewards,
+            buffer.law,
+            buffer.terminal_law,
+            buffer.dones,
+            config.gamma,
+            config.gae_lambda,
+            config.critic.levels,
+            self.randomness.targets,
+        )
+        advantages = buffer.advantages
+        if config.normalize_advantage:
+            advantages = normalize_valid(advantages, buffer.valid)
+        return sequences_of(buffer, advantages, target, self.return_scale.snapshot)
+
+    def run_epoch(self, sequences: SequenceBatch, training: NDArray[Any], now: Knobs) -> bool:
+        """One pass over the training sequences; False when no batch held a valid sample."""
+        first, stepped = metrics.FIRST_LOG_RATIO, False
+        self.meter.restart(metrics.KL)
+        for chosen in minibatches(training, self.batch_sequences, self.randomness.batches):
+            stats = self.learner.step(sequences.select(chosen), now, self.micro_sequences)
+            if stats is not None:
+                seen_first = self.meter.mean(first) is not None  # it is meant for the update's first batch alone
+                self.meter.add({m: v for m, v in stats.items() if not (seen_first and m == first)})
+                stepped = True
+        if not stepped:
+            self.meter.add({metrics.EMPTY_EPOCHS: 1.0})
+        return stepped
+
+    def finish_update(self, reserved: SequenceBatch, now: Knobs) -> None:
+        """Measure on the reserve, move the controllers, log everything once, check the alerts."""
+        ev = explained_variance(self.policy, reserved, self.return_scale.snapshot)
+        if ev is not None:
+            self.meter.add({metrics.EXPLAINED_VARIANCE: ev})
+        elif reserved.n_sequences:
+            self.n_reserve_all_masked += 1
+            self.meter.add({metrics.RESERVE_ALL_MASKED: float(self.n_reserve_all_masked)})
+        entropy, kl = self.meter.mean(metrics.ENTROPY), self.meter.mean(metrics.KL)
+        if entropy is not None and kl is not None:
+            self.entropy.update(entropy, ev)
+            self.kl_penalty.update(kl)
+        self.meter.add(
+            {
+                metrics.LEARNING_RATE: now.learning_rate,
+                metrics.CLIP_RANGE: now.clip_range,
+                metrics.ENTROPY_COEFFICIENT: now.ent_coef,
+                metrics.RETURN_MEAN: self.return_scale.snapshot.mean,
+                metrics.RETURN_STD: self.return_scale.snapshot.std,
+                metrics.N_UPDATES: float(self._n_updates),
+                **rollout_figures(self.policy, self.rollout_buffer, self.return_scale.snapshot),
+            }
+        )
+        if self.config.kl_penalty.target is not None:
+            self.meter.add({metrics.KL_BETA: now.kl_beta})
+        figures = self.meter.flush(self.logger)
+        if self.live is not None:
+            memory = memory_figures(self.live)
+            for name, value in memory.items():
+                self.logger.record(name, value)
+            figures |= memory
+        self.alerts.check(figures, self.logger)
+
+    # reading
+
+    def predict_quantiles(
+        self, observation: Any, state: Any = None, episode_start: Any = None
+    ) -> NDArray[np.floating[Any]]:
+        """Quantiles (n, Q) of the return from here on, in raw reward units, sorted.
+
+        `state` is the memory before the observation: what the last `predict` returned, or None at an episode's start.
+        """
+        law = self.policy.predict_law(observation, state, episode_start).numpy(force=True)
+        scale = self.return_scale.snapshot
+        return np.sort(scale.mean + scale.std * law.astype(np.float64), -1)
+
+    # saving
+
+    def parts(self) -> dict[str, Stateful]:
+        """All that makes this agent itself: save, load, resume and exploit walk this dict."""
+        return {
+            "policy": self.policy,
+            "optimizer": self.learner.optimizer,
+            "skipped_steps": self.learner.skipped,
+            "return_scale": self.return_scale,
+            "obs_stats": self.obs_stats,
+            "entropy": self.entropy,
+            "kl_penalty": self.kl_penalty,
+            "alerts": self.alerts,
+            "randomness": self.randomness,
+            "progress": Progress(self),
+        }
+
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        """Go on in another environment of the same spaces; memory and episodes start fresh."""
+        normalizer = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
+        refuse_two_return_scales(normalizer, self.config.return_scale)
+        kept = self.obs_stats.state_dict()
+        super().set_env(env, force_reset)
+        self.obs_stats = ObservationStatistics(self._vec_normalize_env)
+        if kept["present"]:
+            self.obs_stats.load_state_dict(kept)
+        self.live = None
+
+    def save(self, path: Any, exclude: Any = None, include: Any = None) -> None:
+        """Write the whole agent to the directory `path`; `exclude` and `include` have nothing to choose from."""
+        if not isinstance(path, str | Path):
+            raise ConfigError(f"save needs a path for a directory, not a {type(path).__name__}: a bundle is several files.")
+        state = {name: part.state_dict() for name, part in self.parts().items()}
+        agent = {
+            "observation_space": describe_space(self.observation_space),
+            "action_space": describe_space(self.action_space),
+            "n_envs": self.n_envs,
+            "parts": state,
+        }
+        about = {
+            "policy": self.policy_name,
+            "config": self.config.model_dump(mode="json"),
+            "policy_config": self.policy_config.model_dump(mode="json"),
+            "seed": self.randomness.root,
+            "num_timesteps": self.num_timesteps,
+        }
+        write_bundle(path, agent, about)
+
+    @classmethod
+    def load(  # type: ignore[override]
+        cls,
+        path: Any,
+        env: GymEnv | None = None,
+        device: torch.device | str = "cpu",
+        custom_objects: Any = None,
+        print_system_info: bool = False,
+        force_reset: bool = True,
+        **settings: Any,
+    ) -> Self:
+        """Read an agent from the directory `path`; further keywords override its settings. Nothing is unpickled."""
+        tree, manifest = read_bundle(path)
+        verbose = settings.pop("verbose", 0)
+        tensorboard_log = settings.pop("tensorboard_log", None)
+        model = cls(
+            manifest["policy"],
+            None,
+            config=config_from(restorable(manifest["config"], settings), settings),
+            policy_kwargs=manifest["policy_config"],
+            seed=manifest["seed"],
+            device=device,
+            verbose=verbose,
+            tensorboard_log=tensorboard_log,
+            _init_setup_model=False,
+        )
+        model.observation_space = build_space(tree["observation_space"])
+        model.action_space = build_space(tree["action_space"])
+        model.n_envs = int(tree["n_envs"])
+        statistics = tree["parts"]["obs_stats"]
+        if env is not None:
+            model.attach(env, statistics)
+        model._setup_model()
+        model.load_parts(tree["parts"], optional=() if env is not None else ("obs_stats",))
+        return model
+
+    def attach(self, env: GymEnv, statistics: Mapping[str, Any]) -> None:
+        """Take an environment at load; one without VecNormalize is wrapped when the agent was trained with it."""
+        wrapped = self._wrap_env(env, self.verbose)
+        if statistics["present"] and unwrap_vec_normalize(wrapped) is None:
+            wrapped = VecNormalize(wrapped, norm_reward=False)
+        self.n_envs = wrapped.num_envs
+        OnPolicyAlgorithm.set_env(self, wrapped)
+
+    def load_parts(self, states: Mapping[str, Any], optional: tuple[str, ...] = ()) -> None:
+        """Load every part strictly by name; memory and episodes start fresh."""
+        parts = self.parts()
+        if set(states) != set(parts):
+            missing, extra = sorted(set(parts) - set(states)), sorted(set(states) - set(parts))
+            raise StateError(f"The saved agent's parts do not fit: missing {missing}, unknown {extra}.")
+        for name, part in parts.items():
+            if name not in optional:
+                part.load_state_dict(states[name])
+        self._last_obs, self.live = None, None
+
+
+class Progress:
+    """The counters SB3 keeps on the algorithm."""
+
+    NAMES = ("num_timesteps", "_total_timesteps", "_num_timesteps_at_start", "_episode_num", "_n_updates")
+
+    def __init__(self, algorithm: DistributionalPPO) -> None:
+        self.algorithm = algorithm
+
+    def state_dict(self) -> dict[str, Any]:
+        counters: dict[str, Any] = {name: int(getattr(self.algorithm, name)) for name in self.NAMES}
+        counters["progress_remaining"] = float(self.algorithm._current_progress_remaining)
+        counters["n_reserve_all_masked"] = self.algorithm.n_reserve_all_masked
+        return counters
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in self.NAMES:
+            setattr(self.algorithm, name, int(state[name]))
+        self.algorithm._current_progress_remaining = float(state["progress_remaining"])
+        self.algorithm.n_reserve_all_masked = int(state["n_reserve_all_masked"])
+
+
+def restorable(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved config, after functions that cannot be saved have been given anew."""
+    for name in ("learning_rate", "clip_range"):
+        if config.get(name) == "function" and name not in settings:
+            warnings.warn(
+                f"{name} was a Python function, which a bundle cannot hold; the default is used. "
+                f"Pass {name}=... to load, or train with a tailguard.schedules.Schedule.",
+                stacklevel=3,
+            )
+    return {name: value for name, value in config.items() if value != "function"}

@@ -1,0 +1,79 @@
+"""Everything a user can set about the learner, in one frozen object."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_serializer, model_validator
+
+from tailguard.configuration import Config, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
+from tailguard.errors import ConfigError
+from tailguard.normalization import ReturnScaleConfig
+from tailguard.policy import CriticConfig
+from tailguard.schedules import EntropyConfig, KLPenaltyConfig, Schedule, Scheduled
+
+
+class PPOConfig(Config):
+    """Settings of `DistributionalPPO`; the names of SB3's RecurrentPPO where it has them."""
+
+    learning_rate: Scheduled = 1e-3
+    """Step size: a number, a Schedule, or a function of the progress remaining (1 to 0)."""
+    n_steps: PositiveInt = 128
+    """Steps per environment and rollout."""
+    batch_size: PositiveInt | None = None
+    """Samples per gradient step, rounded to whole sequences; None is a quarter of the rollout."""
+    microbatch_size: PositiveInt | None = None
+    """Samples per backward pass, when a batch is too large for memory; gradients are those of the whole batch."""
+    sequence_length: PositiveInt = 32
+    """Steps per training sequence: how far gradients flow back in time."""
+    n_epochs: PositiveInt = 8
+    """Passes over each rollout."""
+    gamma: Fraction = 0.99
+    """Discount per step."""
+    gae_lambda: UnitInterval = 0.95
+    """Decay of the advantage trace, and of the horizon of critic targets."""
+    clip_range: Scheduled = 0.2
+    """How far the probability ratio may leave 1 before its gradient stops."""
+    normalize_advantage: bool = True
+    """Advantages to zero mean and unit std over the rollout's valid samples."""
+    ent_coef: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus at the start."""
+    entropy: EntropyConfig = EntropyConfig()
+    """How that weight changes."""
+    vf_coef: PositiveFloat = 0.5
+    """Weight of the value loss."""
+    max_grad_norm: PositiveFloat = 0.5
+    """Bound on the norm of the whole gradient."""
+    target_kl: PositiveFloat | None = None
+    """Stop an update after the epoch whose mean divergence exceeds this."""
+    kl_penalty: KLPenaltyConfig = KLPenaltyConfig()
+    """Adaptive penalty on the divergence."""
+    critic: CriticConfig = CriticConfig()
+    """The critics."""
+    return_scale: ReturnScaleConfig = ReturnScaleConfig()
+    """The critics' unit."""
+    optimizer: Literal["adam", "adamw", "upgd", "adaptive_upgd", "upgdw"] = "adam"
+    """What turns gradients into steps."""
+    optimizer_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Further options of that optimizer, by its own names."""
+    ev_reserve: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
+    """Share of sequences that never enter a gradient and on which explained variance is measured."""
+    max_skipped_steps: PositiveInt = 10
+    """Non-finite steps in a row after which training stops with an error."""
+    torch_threads: PositiveInt | None = 1
+    """Threads of torch during training; more than one rarely pays for small networks. None leaves torch alone."""
+
+    @model_validator(mode="after")
+    def a_sequence_needs_two_steps(self) -> PPOConfig:
+        if self.n_steps < 2:
+            raise ConfigError(
+                "n_steps=1 gives rollouts of a single step: memory receives no gradient through time and advantages see "
+                "one reward. Use n_steps >= 2; 128 is the default."
+            )
+        return self
+
+    @field_serializer("learning_rate", "clip_range")
+    def a_function_cannot_be_saved(self, value: Any) -> Any:
+        if isinstance(value, Schedule):
+            return value.model_dump()
+        return "function" if callable(value) else value

@@ -1,0 +1,37 @@
+"""Every random stream of an agent, from one root seed; all of it is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from tailguard.stateful import require_keys
+
+
+class Randomness:
+    """Independent generators for actions, minibatches and critic targets."""
+
+    def __init__(self, seed: int | None) -> None:
+        self.root = int(np.random.SeedSequence().entropy) % 2**31 if seed is None else int(seed)  # type: ignore[arg-type]
+        actions, batches, targets = np.random.SeedSequence(self.root).spawn(3)
+        self.actions = torch.Generator().manual_seed(int(actions.generate_state(1, np.uint64)[0] >> 1))
+        self.batches = np.random.default_rng(batches)
+        self.targets = np.random.default_rng(targets)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "root": self.root,
+            "actions": self.actions.get_state(),
+            "batches": self.batches.bit_generator.state,
+            "targets": self.targets.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        require_keys(self, state)
+        self.root = int(state["root"])
+        self.actions.set_state(state["actions"])
+        self.batches.bit_generator.state = state["batches"]
+        self.targets.bit_generator.state = state["targets"]

@@ -1,0 +1,94 @@
+"""From what a user typed to a checked config: SB3's names, nested settings, batches of whole sequences."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from tailguard.errors import ConfigError, did_you_mean
+from tailguard.policy import PolicyConfig
+from tailguard.ppo.config import PPOConfig
+
+NOT_HERE = {
+    "use_sde": "state-dependent exploration is not available",
+    "sde_sample_freq": "state-dependent exploration is not available",
+    "rollout_buffer_class": "the rollout buffer is part of the algorithm",
+    "rollout_buffer_kwargs": "the rollout buffer is part of the algorithm",
+}
+NOT_IN_POLICY = {
+    "optimizer_class": "use optimizer=... of the algorithm",
+    "optimizer_kwargs": "use optimizer_kwargs=... of the algorithm",
+    "features_extractor_class": "wrap the environment instead",
+    "features_extractor_kwargs": "wrap the environment instead",
+    "lstm_kwargs": "use lstm_hidden_size and n_lstm_layers",
+    "use_sde": "state-dependent exploration is not available",
+}
+
+
+def config_from(config: PPOConfig | Mapping[str, Any] | None, settings: Mapping[str, Any]) -> PPOConfig:
+    """A config with the settings given as keywords on top; unknown names are refused with a did-you-mean."""
+    base = config if isinstance(config, PPOConfig) else PPOConfig(**dict(config or {}))
+    changes = dict(settings)
+    for name, reason in NOT_HERE.items():
+        if changes.pop(name, None) not in (None, False, -1, {}):
+            raise ConfigError(f"{name} cannot be set: {reason}.")
+    clip_range_vf = changes.pop("clip_range_vf", None)
+    if clip_range_vf is not None:
+        changes["critic"] = {**nested(base.critic, changes.get("critic")), "value_clip": clip_range_vf}
+    for name, value in changes.items():
+        if isinstance(value, Mapping) and name in PPOConfig.model_fields and name != "optimizer_kwargs":
+            changes[name] = nested(getattr(base, name), value)
+    unknown = [name for name in changes if name not in PPOConfig.model_fields]
+    if unknown:
+        known = PPOConfig.model_fields
+        hints = "".join(did_you_mean(name, known) for name in unknown)
+        raise ConfigError(f"DistributionalPPO has no setting {', '.join(map(repr, unknown))}.{hints}")
+    return base.replace(**changes)
+
+
+def nested(base: Any, value: Any) -> dict[str, Any]:
+    """A nested setting given in part, completed from what is there."""
+    current = {name: getattr(base, name) for name in type(base).model_fields} if hasattr(type(base), "model_fields") else {}
+    return {**current, **dict(value or {})}
+
+
+def policy_config_from(policy_name: str, policy_kwargs: Mapping[str, Any] | None) -> PolicyConfig:
+    """`policy_kwargs`, checked; "MlpPolicy" has no memory."""
+    if policy_name not in ("MlpPolicy", "MlpLstmPolicy"):
+        hint = did_you_mean(policy_name, ("MlpPolicy", "MlpLstmPolicy"))
+        raise ConfigError(f'There is no policy {policy_name!r}.{hint} Use "MlpLstmPolicy", or "MlpPolicy" without memory.')
+    given = dict(policy_kwargs or {})
+    for name, instead in NOT_IN_POLICY.items():
+        if name in given and given.pop(name) not in (None, False, {}):
+            raise ConfigError(f"policy_kwargs: {name} is not supported; {instead}.")
+    if policy_name == "MlpPolicy":
+        given["memory"] = "none"
+    return PolicyConfig(**given)
+
+
+def sequences_per_batch(config: PPOConfig, n_envs: int) -> tuple[int, int, int | None]:
+    """Sequence length, sequences per batch, and sequences per micro-batch (None: the batch is not split)."""
+    length = min(config.sequence_length, config.n_steps)
+    total = config.n_steps * n_envs
+    if config.batch_size is not None and config.batch_size > total:
+        raise ConfigError(
+            f"batch_size={config.batch_size} is more than the {total} samples of a rollout "
+            f"(n_steps={config.n_steps} x {n_envs} environments). Lower batch_size or raise n_steps."
+        )
+    batch = whole_sequences(config.batch_size or max(total // 4, length), length, "batch_size", config.batch_size)
+    if config.microbatch_size is None:
+        return length, batch, None
+    return length, batch, whole_sequences(config.microbatch_size, length, "microbatch_size", config.microbatch_size)
+
+
+def whole_sequences(samples: int, length: int, name: str, given: int | None) -> int:
+    """Samples as whole sequences, with a notice when a number that was given had to be rounded."""
+    count = max(round(samples / length), 1)
+    if given is not None and count * length != given:
+        warnings.warn(
+            f"{name}={given} is not a whole number of sequences of {length} steps; {count * length} is used. "
+            f"Choose a multiple of sequence_length.",
+            stacklevel=4,
+        )
+    return count

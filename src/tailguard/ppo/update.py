@@ -1,0 +1,132 @@
+"""Gradient steps: the order of things is part of the algorithm, so it is written once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import nn
+
+from tailguard.errors import TrainingDivergedError
+from tailguard.health import metrics
+from tailguard.health.metrics import Metric
+from tailguard.optim.flat import ParameterVector, rescale_moments
+from tailguard.policy import RecurrentPolicy
+from tailguard.ppo.config import PPOConfig
+from tailguard.ppo.objective import Knobs, Losses, ppo_losses
+from tailguard.rollout import SequenceBatch
+
+
+def make_optimizer(config: PPOConfig, vector: ParameterVector) -> torch.optim.Optimizer:
+    """The optimizer a config names, over one flat parameter."""
+    kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    options = {"eps": 1e-5, "fused": True, **config.optimizer_kwargs}
+    return kinds[config.optimizer]([vector.flat], lr=1.0, **options)  # type: ignore[no-any-return]
+
+
+@dataclass
+class SkippedSteps:
+    """How often a step was not finite: in total, in this update, and in a row."""
+
+    limit: int
+    total: int = 0
+    in_a_row: int = 0
+
+    def note(self, taken: bool, what: str) -> None:
+        if taken:
+            self.in_a_row = 0
+            return
+        self.total += 1
+        self.in_a_row += 1
+        if self.in_a_row >= self.limit:
+            raise TrainingDivergedError(
+                f"{self.in_a_row} optimizer steps in a row had a {what} that is not finite; all were skipped and the "
+                "weights are still finite. Lower the learning rate, look for extreme rewards or observations, and go "
+                "on from the last checkpoint."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"total": self.total, "in_a_row": self.in_a_row}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.total, self.in_a_row = int(state["total"]), int(state["in_a_row"])
+
+
+class Learner:
+    """Parameters, optimizer and what goes with a step."""
+
+    def __init__(self, policy: RecurrentPolicy, config: PPOConfig) -> None:
+        self.policy, self.config = policy, config
+        self.vector = ParameterVector(policy)
+        self.optimizer = make_optimizer(config, self.vector)
+        self.skipped = SkippedSteps(config.max_skipped_steps)
+        self.critic_spans = [self.vector.span(f"critics.{c}.") for c in range(len(policy.critics))]
+
+    def step(self, batch: SequenceBatch, now: Knobs, micro_sequences: int | None) -> Mapping[Metric, float] | None:
+        """One optimizer step on one batch; None when the batch holds no valid sample and no step was taken."""
+        total_valid = int(batch.valid.sum())
+        if total_valid == 0:
+            return None
+        self.vector.drop_gradients()
+        stats: dict[Metric, float] = {}
+        for micro in batch.split(micro_sequences):
+            share = int(micro.valid.sum()) / total_valid  # shares sum to one also when one is zero
+            if share > 0.0:
+                losses = ppo_losses(self.policy, micro, now)
+                (losses.total * share).backward()  # type: ignore[no-untyped-call]
+                accumulate(stats, losses, share)
+        return {**stats, **self.apply_gradients(now, stats[metrics.LOSS])}
+
+    def apply_gradients(self, now: Knobs, loss: float) -> Mapping[Metric, float]:
+        """Check, clip, step. A gradient that is not finite changes nothing."""
+        gradient = self.vector.gather_gradients()
+        norm = float(gradient.norm())
+        taken = isfinite(norm) and isfinite(loss)
+        self.skipped.note(taken, "gradient" if isfinite(loss) else "loss")
+        if not taken:
+            return {metrics.SKIPPED_STEPS: 1.0}
+        stats = {metrics.GRAD_NORM: norm, metrics.SKIPPED_STEPS: 0.0, **self.critic_norms(gradient)}
+        if norm > now.max_grad_norm:
+            gradient.mul_(now.max_grad_norm / norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = now.learning_rate
+        self.optimizer.step()
+        return stats
+
+    def critic_norms(self, gradient: torch.Tensor) -> dict[Metric, float]:
+        """Gradient norm of each of two critics, and their ratio when both are alive."""
+        if len(self.critic_spans) < 2:
+            return {}
+        first, second = (float(gradient[span].norm()) for span in self.critic_spans)
+        norms = {metrics.CRITIC1_GRAD_NORM: first, metrics.CRITIC2_GRAD_NORM: second}
+        if min(first, second) > 1e-8:
+            norms[metrics.CRITICS_GRAD_RATIO] = first / second
+        return norms
+
+    def follow_rescale(self, rescaled: list[tuple[nn.Linear, float, float]]) -> None:
+        """Let the optimizer's memory of the critics' last layers follow their change of unit."""
+        state = self.optimizer.state.get(self.vector.flat)
+        if not state:
+            return
+        for layer, weight_factor, gradient_factor in rescaled:
+            spans = [self.vector.where(parameter) for parameter in (layer.weight, layer.bias)]
+            rescale_moments(state, spans, gradient_factor, weight_factor)
+
+
+def accumulate(stats: dict[Metric, float], losses: Losses, share: float) -> None:
+    """Add one micro-batch's figures to the batch's means."""
+    figures = {
+        metrics.LOSS: losses.total.detach(),
+        metrics.POLICY_LOSS: losses.policy,
+        metrics.VALUE_LOSS: losses.value,
+        metrics.ENTROPY: losses.entropy,
+        metrics.KL: losses.kl,
+        metrics.CLIP_FRACTION: losses.clip_fraction,
+    }
+    for metric, value in figures.items():
+        stats[metric] = stats.get(metric, 0.0) + share * float(value)
+    largest = float(losses.log_ratio_max_abs)
+    stats[metrics.FIRST_LOG_RATIO] = max(stats.get(metrics.FIRST_LOG_RATIO, 0.0), largest)

@@ -1,0 +1,79 @@
+"""Figures of one update that are measured once, after it: nothing here touches a training graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from tailguard.health import metrics
+from tailguard.health.metrics import Metric
+from tailguard.normalization import Affine
+from tailguard.policy import RecurrentPolicy, State
+from tailguard.policy.action_heads import GaussianHead
+from tailguard.rollout import RolloutBuffer, SequenceBatch
+from tailguard.rollout.collect import Live
+
+
+@torch.no_grad()
+def explained_variance(policy: RecurrentPolicy, reserved: SequenceBatch, scale: Affine) -> float | None:
+    """1 - Var[return - value] / Var[return] on sequences no gradient has seen; None when no sample is valid."""
+    valid = reserved.valid
+    if int(valid.sum()) < 2:
+        return None
+    layout = reserved.layout()
+    laws = [
+        critic.head.quantiles(critic(reserved.observations, layout, state))  # type: ignore[union-attr,operator]
+        for critic, state in zip(policy.critics, reserved.critic_states, strict=True)
+    ]
+    values = scale.mean + scale.std * (policy.aggregate(laws) @ policy.masses)
+    returns = reserved.returns[valid].double()
+    variance = float(returns.var(correction=0))
+    if variance == 0.0:
+        return None
+    return 1.0 - float((returns - values[valid].double()).var(correction=0)) / variance
+
+
+def rollout_figures(policy: RecurrentPolicy, buffer: RolloutBuffer, scale: Affine) -> Mapping[Metric, float]:
+    """What the buffer says about critics and policy."""
+    figures = {}
+    quantiles = buffer.quantiles  # (C, T, N, Q)
+    if quantiles.shape[-1] > 1:
+        figures[metrics.QUANTILE_CROSSING] = float((np.diff(quantiles, axis=-1) < 0).mean())
+    if len(quantiles) == 2:
+        means = quantiles @ policy.masses.numpy(force=True)
+        figures[metrics.TWIN_GAP] = float(np.abs(means[0] - means[1]).mean()) / scale.std
+    if isinstance(policy.action_head, GaussianHead):
+        figures[metrics.STD] = float(policy.action_head.log_std.detach().exp().mean())
+    return figures
+
+
+def memory_figures(live: Live) -> dict[str, float]:
+    """Norm, mean and std of hidden states and cells per trunk and layer, and the two figures alerts watch."""
+    critics = State(
+        torch.cat([state.hidden for state in live.critic_states], 1),
+        torch.cat([state.cell for state in live.critic_states], 1),
+    )
+    figures: dict[str, float] = {}
+    largest, saturated, n_units = 0.0, 0, 0
+    for trunk, state in (("actor", live.actor_state), ("critic", critics)):
+        for layer, hidden in enumerate(state.hidden):
+            figures |= moments(f"lstm/{trunk}_layer{layer}", hidden)
+            saturated += int((hidden.abs() > 0.99).sum())
+            n_units += hidden.numel()
+        for layer, cell in enumerate(state.cell):
+            figures |= moments(f"lstm/{trunk}_layer{layer}_cell", cell)
+            largest = max(largest, float(cell.abs().max()))
+    if n_units:
+        figures |= {"lstm/cell_max_abs": largest, "lstm/saturated_share": saturated / n_units}
+    return figures
+
+
+def moments(name: str, values: torch.Tensor) -> dict[str, float]:
+    """Mean norm over environments, mean and std over all units."""
+    return {
+        f"{name}_norm": float(values.norm(dim=-1).mean()),
+        f"{name}_mean": float(values.mean()),
+        f"{name}_std": float(values.std(correction=0)),
+    }

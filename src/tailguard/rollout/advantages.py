@@ -1,0 +1,44 @@
+"""Generalized advantage estimation with the two kinds of episode end kept apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating[Any]]
+Bools = NDArray[np.bool_]
+
+
+def successor_values(values: Floats, terminal_values: Floats, terminated: Bools, truncated: Bools) -> Floats:
+    """Value of what follows each step: nothing after a termination, the terminal observation's after a truncation.
+
+    values:          (T + 1, N) the last row is the value after the rollout
+    terminal_values: (T, N) of the terminal observations, where truncated
+    returns:         (T, N)
+    """
+    return np.where(truncated, terminal_values, np.where(terminated, 0.0, values[1:]))
+
+
+def advantages(rewards: Floats, values: Floats, successors: Floats, dones: Bools, gamma: float, lam: float) -> Floats:
+    """GAE (docs/algorithm.md, eq. 14); the trace is cut at every episode end, of either kind.
+
+    rewards, successors, dones: (T, N);  values: (T + 1, N)
+    returns: (T, N)
+    """
+    errors = rewards + gamma * successors - values[:-1]
+    carried = gamma * lam * ~dones
+    result, trace = np.zeros_like(errors), np.zeros_like(errors[0])
+    for t in range(len(errors) - 1, -1, -1):
+        trace = errors[t] + carried[t] * trace
+        result[t] = trace
+    return result
+
+
+def normalize_valid(values: Floats, valid: Bools) -> Floats:
+    """Zero mean and unit std over the valid samples; invalid ones come out as zero."""
+    if valid.sum() < 2:
+        return np.where(valid, values, 0.0)
+    chosen = values[valid]
+    return np.where(valid, (values - chosen.mean()) / (chosen.std() + 1e-8), 0.0)

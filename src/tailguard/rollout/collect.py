@@ -1,0 +1,193 @@
+"""Collecting a rollout: the actor steps alone, and the critics judge the finished rollout in fused calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor
+
+from tailguard.errors import EnvContractError
+from tailguard.normalization import Affine, ObservationStatistics
+from tailguard.policy import RecurrentPolicy, State, lay_out
+from tailguard.rollout.advantages import advantages, successor_values
+from tailguard.rollout.buffer import Floats, RolloutBuffer, require_finite
+
+StepHook = Callable[[dict[str, Any]], bool]
+
+
+@dataclass
+class Live:
+    """Where acting stands between two steps: all of it starts fresh on load, `set_env` and exploit."""
+
+    observations: Floats
+    starts: NDArray[np.bool_]
+    actor_state: State
+    critic_states: list[State]
+
+    @classmethod
+    def fresh(cls, policy: RecurrentPolicy, observations: Floats, starts: NDArray[np.bool_]) -> Live:
+        n = len(starts)
+        critics = [critic.trunk.memory.initial_state(n) for critic in policy.critics]  # type: ignore[union-attr,operator]
+        return cls(observations, starts, policy.initial_state(n), critics)
+
+
+@torch.inference_mode()
+def collect_steps(
+    env: VecEnv,
+    policy: RecurrentPolicy,
+    buffer: RolloutBuffer,
+    live: Live,
+    obs_stats: ObservationStatistics,
+    generator: torch.Generator,
+    hook: StepHook,
+) -> list[Floats] | None:
+    """Fill the buffer with T steps; returns the raw observations seen, or None when the hook stopped it.
+
+    `hook` receives what a callback of SB3 may read and says whether to go on.
+    """
+    raw_observations = []
+    buffer.reset()
+    while not buffer.full:
+        if live.starts.any():
+            live.actor_state = live.actor_state.keep(torch.from_numpy(~live.starts).float().to(policy.device))
+        if buffer.position % buffer.sequence_length == 0:
+            buffer.actor_states.append(live.actor_state)
+        obs = policy.flat(live.observations)
+        acted = policy.act(obs, live.actor_state, generator)
+        new_obs, rewards, dones, infos = env.step(policy.action_head.to_env(acted.action))  # type: ignore[operator]
+        dones = check_step(new_obs, rewards, dones, obs_stats, buffer)
+        t = buffer.add(obs.numpy(force=True), acted.action.numpy(force=True), acted.log_prob.numpy(force=True), live.starts, rewards)
+        note_episode_ends(buffer, t, dones, infos)
+        raw = obs_stats.original()
+        if raw is not None:
+            raw_observations.append(raw)
+        live.observations, live.starts, live.actor_state = new_obs, dones, acted.state
+        if not hook({"new_obs": new_obs, "rewards": rewards, "dones": dones, "infos": infos, "n_steps": t + 1}):
+            return None
+    buffer.last_observations = policy.flat(live.observations).numpy(force=True)
+    return raw_observations
+
+
+def check_step(
+    obs: Floats,
+    rewards: Any,
+    dones: Any,
+    obs_stats: ObservationStatistics,
+    buffer: RolloutBuffer,
+) -> NDArray[np.bool_]:
+    """The environment's contract, before any state changes; returns dones as a checked array."""
+    n, t = buffer.n_envs, buffer.position
+    dones, rewards = np.asarray(dones), np.asarray(rewards)
+    if dones.shape != (n,) or dones.dtype != np.bool_:
+        raise EnvContractError(
+            f"dones has shape {dones.shape} and type {dones.dtype}; expected shape ({n},) and bool, one per environment. "
+            "Return np.array([...], dtype=bool) from the VecEnv's step."
+        )
+    if rewards.shape != (n,):
+        raise EnvContractError(f"rewards has shape {rewards.shape}; expected ({n},), one number per environment.")
+    require_finite("reward", rewards[None], "Check the environment's reward.", first_step=t)
+    raw = obs_stats.original()
+    seen = np.asarray(obs if raw is None else raw)
+    if not np.isfinite(seen).all():
+        flat = seen.reshape(n, -1)
+        env, feature = (int(i) for i in np.argwhere(~np.isfinite(flat))[0])
+        raise EnvContractError(
+            f"observation is {flat[env, feature]} at step {t} of the rollout in environment {env}, feature {feature}. "
+            "The policy cannot see it and the normalizer would keep it for ever: fill or drop it in the environment."
+        )
+    return dones
+
+
+def note_episode_ends(buffer: RolloutBuffer, t: int, dones: NDArray[np.bool_], infos: list[dict[str, Any]]) -> None:
+    """Keep termination and truncation apart, and the last observation of truncated episodes."""
+    for n in np.flatnonzero(dones):
+        info = infos[n]
+        if not info.get("TimeLimit.truncated", False):
+            buffer.terminated[t, n] = True
+            continue
+        last = info.get("terminal_observation")
+        if last is None:
+            raise EnvContractError(
+                f"Environment {n} says TimeLimit.truncated at step {t} of the rollout but gives no "
+                "terminal_observation, so the value after the cut is unknown. Put it into that step's info."
+            )
+        if not np.isfinite(last).all():
+            raise EnvContractError(f"terminal_observation of environment {n} at step {t} of the rollout is not finite.")
+        buffer.truncated[t, n] = True
+        buffer.terminal_observations[t, int(n)] = np.asarray(last, np.float32).reshape(-1)
+
+
+@torch.inference_mode()
+def judge(policy: RecurrentPolicy, buffer: RolloutBuffer, live: Live, scale: Affine) -> None:
+    """Let the critics speak over the finished rollout: quantiles of every step, of truncated ends, and of what follows.
+
+    Everything is decoded with one scale and written in raw units (docs/algorithm.md, Algorithm 1, line 4).
+    """
+    per_critic, ends, after = [], [], []
+    buffer.critic_states = [[] for _ in range(0, buffer.n_steps, buffer.sequence_length)]
+    for c, critic in enumerate(policy.critics):
+        state, chunks, end_chunks = live.critic_states[c], [], []
+        for s, first in enumerate(range(0, buffer.n_steps, buffer.sequence_length)):
+            rows = slice(first, min(first + buffer.sequence_length, buffer.n_steps))
+            starts, truncated = buffer.starts[rows], buffer.truncated[rows]
+            state = state.keep(torch.from_numpy(~starts[0]).float())
+            buffer.critic_states[s].append(state)
+            extra = terminal_observations(buffer, rows)
+            obs = torch.from_numpy(buffer.observations[rows])
+            quantiles, end_quantiles, state = critic.evaluate(obs, lay_out(starts, truncated), state, extra)  # type: ignore[operator]
+            chunks.append(quantiles)
+            end_chunks.append(end_quantiles)
+        live.critic_states[c] = state
+        follow = state.keep(torch.from_numpy(~live.starts).float())
+        after.append(critic.step(torch.from_numpy(buffer.last_observations), follow)[0])  # type: ignore[operator]
+        per_critic.append(torch.cat(chunks))
+        ends.append(torch.cat(end_chunks))
+    write_laws(policy, buffer, per_critic, ends, after, scale)
+
+
+def terminal_observations(buffer: RolloutBuffer, rows: slice) -> Tensor:
+    """(E, F) of the truncated episodes of some steps, in the order of np.nonzero."""
+    found = [buffer.terminal_observations[rows.start + t, n] for t, n in np.argwhere(buffer.truncated[rows])]
+    return torch.from_numpy(np.stack(found)) if found else torch.zeros(0, buffer.observations.shape[-1])
+
+
+def write_laws(
+    policy: RecurrentPolicy,
+    buffer: RolloutBuffer,
+    per_critic: list[Tensor],
+    ends: list[Tensor],
+    after: list[Tensor],
+    scale: Affine,
+) -> None:
+    """Decode and aggregate: per-critic quantiles, the aggregated law and its mean, all in raw units."""
+    buffer.quantiles = decode(torch.stack(per_critic), scale)
+    buffer.law = decode(torch.cat([policy.aggregate(per_critic), policy.aggregate(after).unsqueeze(0)]), scale)
+    end_law = decode(policy.aggregate(ends), scale)
+    where = np.argwhere(buffer.truncated)
+    buffer.terminal_law = {(int(t), int(n)): law for (t, n), law in zip(where, end_law, strict=True)}
+    masses = policy.masses.numpy(force=True).astype(np.float64)
+    buffer.values = buffer.law @ masses
+    buffer.terminal_values = np.zeros_like(buffer.rewards)
+    if len(where):
+        buffer.terminal_values[where[:, 0], where[:, 1]] = end_law @ masses
+
+
+def decode(normalized: Tensor, scale: Affine) -> Floats:
+    """Normalized units to raw reward units."""
+    return scale.mean + scale.std * normalized.numpy(force=True)
+
+
+def estimate_advantages(buffer: RolloutBuffer, gamma: float, lam: float) -> None:
+    """Fill advantages and lambda-returns, in raw units; every ingredient must be finite."""
+    require_finite("value", buffer.values, "The critic diverged: lower the learning rate or load the last checkpoint.")
+    require_finite("bootstrap value", buffer.terminal_values, "The critic diverged on a terminal observation.")
+    successors = successor_values(buffer.values, buffer.terminal_values, buffer.terminated, buffer.truncated)
+    buffer.advantages = advantages(buffer.rewards, buffer.values, successors, buffer.dones, gamma, lam)
+    require_finite("advantage", buffer.advantages, "Rewards are too large to be summed: scale them down.")
+    buffer.returns = buffer.advantages + buffer.values[:-1]

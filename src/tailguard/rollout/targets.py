@@ -1,0 +1,85 @@
+"""Critic targets: samples of the law of the return, not of an average of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailguard.losses.risk import interpolation_weights
+
+Floats = NDArray[np.floating[Any]]
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.integer[Any]]
+
+
+def return_law_samples(
+    rewards: Floats,
+    law: Floats,
+    terminal_law: Mapping[tuple[int, int], Floats],
+    dones: Bools,
+    gamma: float,
+    lam: float,
+    levels: Sequence[float],
+    rng: np.random.Generator,
+) -> Floats:
+    """For each step one horizon k ~ Geometric(1 - lam), cut at episode or rollout end (docs/algorithm.md, eq. 6):
+
+        target = sum of k discounted rewards + gamma^k * samples of the law predicted there
+
+    Averaging over k, as a lambda-return does, would shrink the spread; drawing it keeps the law.
+
+    rewards, dones: (T, N);  law: (T + 1, N, Q) quantiles at `levels`, the last row after the rollout
+    terminal_law:   (Q,) at the terminal observation of each truncated (step, env)
+    returns:        (T, N, Q) samples at stratified random levels
+    """
+    n_steps, n_envs = rewards.shape
+    ends = episode_ends(dones)
+    horizon = draw_horizons(rewards.shape, lam, rng)
+    stop = np.minimum(np.arange(n_steps)[:, None] + horizon, ends)  # (T, N), first step that is not summed
+    env = np.broadcast_to(np.arange(n_envs), rewards.shape)
+    ended = dones[stop - 1, env]  # the sum ran into an episode's end
+    discount = gamma ** (stop - np.arange(n_steps)[:, None])
+    to_go = np.concatenate([rewards_to_go(rewards, dones, gamma), np.zeros((1, n_envs))])
+    summed = to_go[:-1] - np.where(ended, 0.0, discount * to_go[stop, env])
+
+    ahead = np.where(ended[..., None], 0.0, law[stop, env])
+    if terminal_law:
+        steps, envs = (np.array(index) for index in zip(*terminal_law, strict=True))
+        rows = np.full(rewards.shape, -1)
+        rows[steps, envs] = np.arange(len(terminal_law))
+        row = np.where(ended, rows[stop - 1, env], -1)
+        ahead[row >= 0] = np.stack(list(terminal_law.values()))[row[row >= 0]]
+    return summed[..., None] + discount[..., None] * resample(ahead, levels, rng)
+
+
+def episode_ends(dones: Bools) -> Ints:
+    """(T, N) the step after the one that ends the current episode, or T where the rollout ends first."""
+    n_steps = len(dones)
+    ends = np.where(dones, np.arange(1, n_steps + 1)[:, None], n_steps)
+    return np.minimum.accumulate(ends[::-1])[::-1]
+
+
+def draw_horizons(shape: tuple[int, ...], lam: float, rng: np.random.Generator) -> Ints:
+    """k >= 1 with P(k) = (1 - lam) lam^(k - 1); lam = 1 never stops early."""
+    return np.full(shape, 2**31) if lam >= 1.0 else rng.geometric(1.0 - lam, shape)
+
+
+def rewards_to_go(rewards: Floats, dones: Bools, gamma: float) -> Floats:
+    """(T, N) discounted rewards from each step to the end of its episode or of the rollout."""
+    result, running = np.zeros_like(rewards), np.zeros_like(rewards[0])
+    for t in range(len(rewards) - 1, -1, -1):
+        running = rewards[t] + gamma * np.where(dones[t], 0.0, running)
+        result[t] = running
+    return result
+
+
+def resample(quantiles: Floats, levels: Sequence[float], rng: np.random.Generator) -> Floats:
+    """Samples of the laws at one random level per cell: unlike the quantiles themselves they keep the tails' spread."""
+    n = len(levels)
+    if n == 1:
+        return quantiles
+    at = (np.arange(n) + rng.uniform(0.02, 0.98, n)) / n  # off the ends, where the level would be 0 or 1
+    return quantiles @ interpolation_weights(levels, at).astype(quantiles.dtype)

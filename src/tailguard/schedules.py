@@ -1,0 +1,159 @@
+"""Values that change over training: how a number falls with progress, and when entropy may start to fall."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from math import cos, pi
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from tailguard.configuration import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from tailguard.stateful import require_keys
+
+
+class Schedule(Config):
+    """A number that moves from `start` to `end` while progress goes from 0 to 1."""
+
+    shape: Literal["linear", "cosine"] = "linear"
+    """How the value moves between its ends."""
+    start: NonNegativeFloat
+    """Value at the first update."""
+    end: NonNegativeFloat = 0.0
+    """Value at the last update."""
+
+    def at(self, progress: float) -> float:
+        """Value after a share `progress` of training, from 0 to 1."""
+        share = min(max(progress, 0.0), 1.0)
+        if self.shape == "cosine":
+            share = 0.5 * (1.0 - cos(pi * share))
+        return self.start + (self.end - self.start) * share
+
+
+Scheduled = Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | Schedule | Callable[[float], float]
+"""A constant, a declared schedule, or a function of SB3's kind: progress remaining (1 to 0) -> value."""
+
+
+def value_at(scheduled: Scheduled, progress: float) -> float:
+    """Value of anything that may be scheduled after a share `progress` of training."""
+    if isinstance(scheduled, Schedule):
+        return scheduled.at(progress)
+    if callable(scheduled):
+        return float(scheduled(1.0 - progress))
+    return float(scheduled)
+
+
+class EntropyConfig(Config):
+    """How the entropy bonus falls over training (docs/algorithm.md, eq. 12)."""
+
+    ent_coef_min: NonNegativeFloat = 0.0
+    """Floor of the coefficient; it holds after decay and after a boost."""
+    decay_updates: NonNegativeInt = 0
+    """Updates over which the coefficient falls linearly to its floor; 0 keeps it constant."""
+    plateau_window: NonNegativeInt = 0
+    """Updates over which entropy is watched for a plateau, which delays the start of decay; 0 never delays."""
+    plateau_tolerance: PositiveFloat = 0.01
+    """Entropy that moves less than this over the window is on a plateau."""
+    boost: Annotated[float, Field(ge=1.0)] = 1.0
+    """Factor on the coefficient while explained variance is bad; 1 switches it off."""
+    boost_below: float = 0.0
+    """Explained variance under which the boost acts."""
+    boost_cap: PositiveFloat = 0.1
+    """The coefficient is never boosted above this."""
+
+
+class EntropyCoefficient:
+    """Linear decay to a floor that a plateau of policy entropy can only delay, never start or speed up."""
+
+    def __init__(self, initial: float, config: EntropyConfig) -> None:
+        self.initial, self.config = initial, config
+        self.decay_done = 0  # updates of decay taken so far
+        self.recent: deque[float] = deque(maxlen=max(config.plateau_window, 1))
+        self.explained_variance: float | None = None
+
+    @property
+    def value(self) -> float:
+        """Coefficient for the next update: decay, floor, boost, cap, floor again."""
+        floor = min(self.config.ent_coef_min, self.initial)
+        decayed = max(self.initial - (self.initial - floor) * self.decay_share, floor)
+        bad = self.explained_variance is not None and self.explained_variance < self.config.boost_below
+        if self.config.boost > 1.0 and bad:
+            decayed = max(decayed, min(decayed * self.config.boost, self.config.boost_cap))
+        return max(decayed, floor)
+
+    @property
+    def decay_share(self) -> float:
+        """Share of the decay already done."""
+        return min(self.decay_done / self.config.decay_updates, 1.0) if self.config.decay_updates else 0.0
+
+    def update(self, policy_entropy: float, explained_variance: float | None) -> None:
+        """Take in what one update measured and move on by at most one step of decay."""
+        self.recent.append(policy_entropy)
+        self.explained_variance = explained_variance
+        if self.config.decay_updates == 0:
+            return
+        if self.decay_done == 0 and self.on_plateau():
+            return
+        self.decay_done = min(self.decay_done + 1, self.config.decay_updates)
+
+    def on_plateau(self) -> bool:
+        """Whether entropy moved less than the tolerance over a full window."""
+        if self.config.plateau_window == 0 or len(self.recent) < self.config.plateau_window:
+            return False
+        return max(self.recent) - min(self.recent) < self.config.plateau_tolerance
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "decay_done": self.decay_done,
+            "recent": list(self.recent),
+            "explained_variance": self.explained_variance,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        require_keys(self, state)
+        self.decay_done = int(state["decay_done"])
+        self.recent = deque(state["recent"], maxlen=self.recent.maxlen)
+        self.explained_variance = state["explained_variance"]
+
+
+class KLPenaltyConfig(Config):
+    """An adaptive penalty on the divergence from the policy that acted (docs/algorithm.md, eq. 11)."""
+
+    target: PositiveFloat | None = None
+    """Divergence aimed at per update; None switches the penalty off."""
+    beta: PositiveFloat = 1.0
+    """Weight of the penalty at the start."""
+    tolerance: Annotated[float, Field(gt=1.0)] = 1.5
+    """The weight moves when the divergence leaves [target / tolerance, target * tolerance]."""
+    factor: Annotated[float, Field(gt=1.0)] = 2.0
+    """Factor by which the weight moves."""
+    beta_max: PositiveFloat = 100.0
+    """Cap on the weight; the floor is its inverse."""
+
+
+class KLPenalty:
+    """The penalty's weight and its controller; weight 0 when switched off."""
+
+    def __init__(self, config: KLPenaltyConfig) -> None:
+        self.config = config
+        self.beta = config.beta if config.target is not None else 0.0
+
+    def update(self, kl: float) -> None:
+        """Raise the weight when the policy moved too far, lower it when it moved too little."""
+        target = self.config.target
+        if target is None:
+            return
+        if kl > target * self.config.tolerance:
+            self.beta = min(self.beta * self.config.factor, self.config.beta_max)
+        elif kl < target / self.config.tolerance:
+            self.beta = max(self.beta / self.config.factor, 1.0 / self.config.beta_max)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"beta": self.beta}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        require_keys(self, state)
+        self.beta = float(state["beta"])
+
+
