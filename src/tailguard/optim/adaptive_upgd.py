@@ -73,8 +73,8 @@ class AdaptiveUPGD(GatedOptimizer):
         return self._track_fused(batch) if batch.fused else self._track_torch(batch)
 
     def _track_fused(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        factors = (batch.group["beta_utility"], *batch.group["betas"], self._l2(batch.group))
-        numbers = [np.float32(factor) for factor in factors]
+        keeps = [1.0 - beta for beta in (batch.group["beta_utility"], *batch.group["betas"])]
+        numbers = [np.float32(number) for number in (*keeps, self._l2(batch.group))]
         extremes = [
             kernels.track_utility_and_moments(
                 flat(param), flat(grad), *(flat(state[name]) for name in self.buffers), *numbers

@@ -53,9 +53,9 @@ class UPGD(GatedOptimizer):
     def _track(self, batch: Batch) -> tuple[Tensor, Tensor]:
         if not batch.fused:
             return track_utility(batch, self.gate)
-        beta = np.float32(batch.group["beta_utility"])
+        keep = np.float32(1.0 - batch.group["beta_utility"])
         extremes = [
-            kernels.track_utility(flat(param), flat(grad), flat(state["avg_utility"]), beta)
+            kernels.track_utility(flat(param), flat(grad), flat(state["avg_utility"]), keep)
             for param, grad, state in zip(batch.params, batch.grads, batch.states, strict=True)
         ]
         return extremes_of(extremes)
