@@ -15,7 +15,12 @@ HOUR = 60 * MINUTE
 
 
 def random_bars(
-    n: int = 300, symbols: tuple[str, ...] = ("AAA",), *, seed: int = 0, step: np.timedelta64 = HOUR, missing: float = 0.0
+    n: int = 300,
+    symbols: tuple[str, ...] = ("AAA",),
+    *,
+    seed: int = 0,
+    step: np.timedelta64 = HOUR,
+    missing: float = 0.0,
 ) -> Bars:
     """Log-normal walks; a share `missing` of bars is absent."""
     rng = np.random.default_rng(seed)

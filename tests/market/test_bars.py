@@ -115,7 +115,7 @@ def test_order_and_repeats_are_refused():
     good = frame(10)
     with pytest.raises(DataError, match=r"Row 1: .* is earlier .*repair=\['sort'\]"):
         Bars(good.reverse())
-    with pytest.raises(DataError, match="Row 10: .* repeats the stamp"):
+    with pytest.raises(DataError, match=r"Row 10: .* repeats the stamp"):
         Bars(pl.concat([good, good.tail(1)]))
 
 

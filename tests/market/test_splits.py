@@ -82,7 +82,7 @@ def test_walk_forward_folds_keep_apart_and_join_into_one_curve(
 
 def test_the_error_says_how_many_bars_are_needed():
     rules = SplitRules(look_back=64, warm_up=32)
-    with pytest.raises(DataError, match="202 bars are too few .* at least 203"):
+    with pytest.raises(DataError, match=r"202 bars are too few .* at least 203"):
         chronological(202, rules)
     assert len(segments(chronological(203, rules))) == 3
 

@@ -18,7 +18,7 @@ from tailguard.market.problems import PROBLEMS
 from tailguard.market.scan import SYMBOL_BITS, Facts, scan
 from tailguard.market.sources import Stamp, stamp_column
 from tailguard.market.stamps import StampReading, recognise, require_zone, show
-from tailguard.market.tables import Columns, Table, collect, no_header_message, open_source
+from tailguard.market.tables import Columns, Table, collect, no_header_message, open_source, ragged_line
 
 __all__ = ["DataReport", "check_file", "render"]
 
@@ -48,7 +48,11 @@ def check_file(
     if table.first_row_is_data:
         early.append(finding("no_header", 0, fix=no_header_message(table).split(". ", 1)[1]))
         table = _usual_names(table)
-    head = collect(replace(table, lazy=table.lazy.head(10_000)))
+    try:
+        head = collect(replace(table, lazy=table.lazy.head(10_000)))
+    except DataError as error:
+        row, value = ragged_line(table) or (0, str(error))
+        return _report(table, Facts(), [*early, finding("unreadable", row, value)], [], "", accept)
     if not head.height:
         return _report(table, Facts(), [finding("empty")], [], "", accept)
     layout = guess_layout(head.columns, columns if isinstance(columns, Mapping) else None)
@@ -76,7 +80,7 @@ def _file_findings(facts: Facts) -> list[Finding]:
     """What single rows and neighbours showed."""
     found = [finding(code, hit.row, hit.value, hit.count) for code, hit in facts.hits.items()]
     if facts.failure:
-        found.append(finding("unreadable", facts.rows, facts.failure))
+        found.append(finding("unreadable", facts.failure.row, facts.failure.value))
     if facts.rows == 1:
         found.append(finding("one_row", 0))
     if facts.rows and not facts.any_volume:

@@ -15,7 +15,7 @@ from tailguard.market.stamps import DAY_MS, HOUR_MS, StampReading, clock_changes
 
 _MINUTE_MS = 60_000
 _ZONES = ("America/New_York", "Europe/London", "Europe/Berlin", "America/Chicago", "Europe/Athens", "Australia/Sydney")
-_FIXED = ("UTC", "Etc/GMT+5", "Etc/GMT-2")  # UTC, New York's winter time all year, the time of many brokers
+_FIXED = ("Etc/GMT+5", "Etc/GMT-2")  # New York's winter time all year; the time of many brokers
 # When markets open, by the clock of New York: the currency week on Sunday evening, shares on weekday mornings.
 _OPENINGS = (("the currency week", (6,), 17 * 60), ("the share market", (0, 1, 2, 3, 4), 9 * 60 + 30))
 
@@ -66,7 +66,7 @@ def _daylight_saving(facts: Facts, naive: bool) -> Iterable[Finding]:
         skipped = {_wall(at, zone) - change for at, change in changes if change > 0}  # wall time that does not exist
         repeated = {_wall(at, zone) for at, change in changes if change < 0}  # wall time that starts again
         missing = [gap for gap in facts.gaps if gap.before + facts.step in skipped and _is_one_hour(gap, facts.step)]
-        twice = [gap for gap in facts.back_steps if gap.after in repeated]
+        twice = [gap for gap in (*facts.back_steps, *facts.repeats) if gap.after in repeated]
         if missing:
             yield finding(
                 "dst_missing_hour",
@@ -123,7 +123,7 @@ def _zones_of_sessions(facts: Facts, naive: bool) -> tuple[str, list[str]]:
         opens = pl.Series([gap.after for gap in facts.gaps if gap.after - gap.before > least], dtype=pl.Int64)
         if len(opens) < 3:
             continue
-        fits = [zone for zone in (*_ZONES, *_FIXED) if naive or zone == "UTC"]
+        fits = ["UTC", *_ZONES, *_FIXED] if naive else ["UTC"]
         fits = [zone for zone in fits if _share_at(opens, zone, weekdays, minute, facts.step) >= 0.8]
         if fits:
             return market, fits

@@ -20,7 +20,7 @@ from tailguard.market.bars import PRICES
 from tailguard.market.layout import Layout
 from tailguard.market.sources import stamp_column, swapped_volume
 from tailguard.market.stamps import DAY_MS, StampReading, show, to_utc, unix_units, zones_in
-from tailguard.market.tables import Table
+from tailguard.market.tables import Table, ragged_line
 
 BATCH_ROWS = 100_000
 MAX_STAMPS = 50_000_000
@@ -67,6 +67,7 @@ class Facts:
     differences: Counter[int] = field(default_factory=Counter)
     gaps: list[Gap] = field(default_factory=list)
     back_steps: list[Gap] = field(default_factory=list)
+    repeats: list[Gap] = field(default_factory=list)
     days: Counter[int] = field(default_factory=Counter)
     """Rows per day since 1970."""
     activity: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, 60)))
@@ -83,7 +84,7 @@ class Facts:
     stamps: list[npt.NDArray[np.int64]] = field(default_factory=list)
     """Stamp and symbol of every row in one number, for repeats far apart."""
     stamps_dropped: bool = False
-    failure: str = ""
+    failure: Hit | None = None
 
     @property
     def step(self) -> int | None:
@@ -112,7 +113,7 @@ def scan(table: Table, layout: Layout, reading: StampReading, tz: str | None, am
             row += batch.height
             facts.rows = row
     except PolarsError as error:
-        facts.failure = str(error).split("\n", 1)[0]
+        facts.failure = Hit(*(ragged_line(table) or (row, str(error).split("\n", 1)[0])), 1)
     return facts
 
 
@@ -176,20 +177,21 @@ def _number(column: pl.Series, role: str, clean: pl.DataFrame, facts: Facts) -> 
         broken,
         f"{role} is {column[int(broken['row'][0] - clean['row'][0])]!r}" if broken.height else "",
     )
-    # What was found here is not reported again as missing.
-    return values.fill_null(float("nan")) if not broken.height else values
+    # Empty is NaN and unreadable is null from here on, so that each is reported once.
+    return pl.select(pl.when(column.is_null()).then(float("nan")).otherwise(values)).to_series()
 
 
 def _rules(clean: pl.DataFrame, facts: Facts) -> None:
     """Checks that need one row each."""
-    o, h, l, c, v = (pl.col(name) for name in (*PRICES, "volume"))  # noqa: E741  the usual letters
+    # Null compares to nothing, NaN compares as the largest number: so NaN is made null for comparisons.
+    o, h, l, c, v = (pl.col(name).fill_nan(None) for name in (*PRICES, "volume"))  # noqa: E741  the usual letters
     rules = {
-        "missing_price": pl.any_horizontal(pl.col(*PRICES).is_nan() | pl.col(*PRICES).is_infinite()),
+        "missing_price": pl.any_horizontal(~pl.col(*PRICES).is_finite()),
         "non_positive_price": pl.any_horizontal(pl.col(*PRICES) <= 0),
         "high_below_low": h < l,
         "open_outside": (h >= l) & ((o > h) | (o < l)),
         "close_outside": (h >= l) & ((c > h) | (c < l)),
-        "missing_volume": v.is_nan() | v.is_infinite(),
+        "missing_volume": ~pl.col("volume").is_finite(),
         "negative_volume": v < 0,
     }
     if "quote_volume" in clean.columns:
@@ -233,7 +235,8 @@ def _gaps(pairs: pl.DataFrame, delta: npt.NDArray[Any], facts: Facts) -> None:
     wide = np.flatnonzero((delta < -step) if down else (delta > step))
     back = np.flatnonzero((delta > 0) if down else (delta < 0))
     columns = pairs.select("before", "ms", "row").to_numpy()
-    for where, store in ((wide, facts.gaps), (back, facts.back_steps)):
+    same = np.flatnonzero(delta == 0)
+    for where, store in ((wide, facts.gaps), (back, facts.back_steps), (same, facts.repeats)):
         for before, after, row in columns[where[: MAX_GAPS - len(store)]].tolist():
             ends = (after, before) if down else (before, after)
             store.append(Gap(int(ends[0]), int(ends[1]), int(row)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ class Table:
     first_row_is_data: bool = False
     """A text file without `columns` whose first line holds numbers: its names are missing, not odd."""
     notes: tuple[str, ...] = ()
+    separator: str = ","
 
     def place(self, row: int) -> str:
         """Where a data row is, in words a user can look up."""
@@ -74,6 +75,30 @@ def collect(table: Table) -> pl.DataFrame:
         raise DataError(
             f"{table.label} cannot be read: {_first_line(error)}. The file is damaged or of another format."
         ) from None
+
+
+def ragged_line(table: Table) -> tuple[int, str] | None:
+    """Row and text of the first line with another number of fields than the header, if there is one."""
+    if not table.text:
+        return None
+    fields = len(table.lazy.collect_schema().names())
+    for start, batch in _lines(Path(table.label)):
+        odd = (batch.str.count_matches(table.separator, literal=True) != fields - 1).arg_true()
+        if len(odd):
+            row = start + int(odd[0]) - table.header
+            return row, f"{fields} fields are expected in {str(batch[int(odd[0])])[:80]!r}"
+    return None
+
+
+def _lines(path: Path) -> Iterator[tuple[int, pl.Series]]:
+    """Lines of a text file in batches, with the number of the first; blank lines are left out."""
+    lazy = pl.scan_csv(
+        path, has_header=False, separator="\x01", quote_char=None, infer_schema=False, encoding="utf8-lossy", glob=False
+    )
+    start = 0
+    for batch in lazy.collect_batches(maintain_order=True):
+        yield start, batch.to_series()
+        start += batch.height
 
 
 def _first_line(error: Exception) -> str:
@@ -129,7 +154,7 @@ def _open_text(path: Path, columns: Columns | None) -> Table:
         )
         header = False
     notes = [] if separator == "," else [f"separator: {separator!r}"]
-    return Table(lazy, str(path), path.name.split(".")[0], True, header, first_row_is_data, tuple(notes))
+    return Table(lazy, str(path), path.name.split(".")[0], True, header, first_row_is_data, tuple(notes), separator)
 
 
 def _is_number(text: str) -> bool:
