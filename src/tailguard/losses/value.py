@@ -17,7 +17,7 @@ ValueClipMode = Literal["mean_only", "mean_and_variance", "per_quantile"]
 
 
 def quantile_huber(quantiles: Tensor, target: Tensor, kappa: float, levels: Sequence[float] | None = None) -> Tensor:
-    """Quantile regression loss with a Huber kernel; kappa -> 0 is the pinball loss (docs/algorithm.md, eq. 6).
+    """Quantile regression loss with a Huber kernel; kappa -> 0 is the pinball loss (docs/algorithm.md, eq. 16).
 
     quantiles: (..., Q) predictions at the midpoints (i + 1/2)/Q, or at `levels`
     target:    (..., K) samples of the return; K = 1 for a scalar target
@@ -113,7 +113,7 @@ def clip_quantiles(quantiles: Tensor, old: Tensor, clip_range: float, mode: Valu
 
 
 def two_hot(samples: Tensor, support: Tensor) -> Tensor:
-    """Mean over samples of the two-atom law that keeps each sample's mean.
+    """Mean over samples of the two-atom law that keeps each sample's mean (eq. 17).
 
     samples: (..., K) in the units of the support; values outside it go to its ends
     support: (Q,) evenly spaced, increasing

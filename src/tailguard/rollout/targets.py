@@ -81,5 +81,5 @@ def resample(quantiles: Floats, levels: Sequence[float], rng: np.random.Generato
     n = len(levels)
     if n == 1:
         return quantiles
-    at = (np.arange(n) + rng.uniform(0.02, 0.98, n)) / n  # off the ends, where the level would be 0 or 1
+    at = (np.arange(n) + rng.uniform(1e-3, 1.0 - 1e-3, n)) / n  # off the ends, where the level would be 0 or 1
     return quantiles @ interpolation_weights(levels, at).astype(quantiles.dtype)
