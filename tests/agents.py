@@ -1,0 +1,44 @@
+"""Tiny real agents for tests: built, collected and updated in milliseconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.vec_env import VecEnv
+
+from tailguard import DistributionalPPO
+from tests.environments import cartpole
+
+TINY: dict[str, Any] = {
+    "n_steps": 32,
+    "sequence_length": 8,
+    "batch_size": 64,
+    "n_epochs": 2,
+    "critic": {"n_quantiles": 8},
+}
+TINY_POLICY: dict[str, Any] = {"lstm_hidden_size": 8, "net_arch": [8]}
+
+
+def tiny_agent(env: VecEnv | None = None, policy: str = "MlpLstmPolicy", **settings: Any) -> DistributionalPPO:
+    """An agent small enough that a whole update takes milliseconds."""
+    policy_kwargs = {**TINY_POLICY, **settings.pop("policy_kwargs", {})}
+    critic = {**TINY["critic"], **settings.pop("critic", {})}
+    seed = settings.pop("seed", 0)
+    merged = {**TINY, **settings, "critic": critic}
+    return DistributionalPPO(policy, env or cartpole(4, seed), policy_kwargs=policy_kwargs, seed=seed, **merged)
+
+
+def collected(agent: DistributionalPPO) -> DistributionalPPO:
+    """The agent after one rollout, before any update; the rollout is in its buffer."""
+    assert agent.env is not None
+    _, callback = agent._setup_learn(10**6)
+    callback.on_training_start({}, {})
+    assert agent.collect_rollouts(agent.env, callback, agent.rollout_buffer, agent.config.n_steps)
+    return agent
+
+
+def logged(agent: DistributionalPPO) -> dict[str, Any]:
+    """What the last update recorded."""
+    logger: Logger = agent.logger
+    return dict(logger.name_to_value)
