@@ -113,7 +113,9 @@ def encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
         return value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise CheckpointError(f"{path}: a {type(value).__name__} cannot be stored in a bundle; use tensors, numbers or text.")
+    raise CheckpointError(
+        f"{path}: a {type(value).__name__} cannot be stored in a bundle; use tensors, numbers or text."
+    )
 
 
 def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:

@@ -40,7 +40,9 @@ def describe(error: ValidationError, config: type[BaseModel]) -> str:
         if problem["type"] == "extra_forbidden":
             name = str(problem["loc"][-1])
             known = fields_at(config, problem["loc"][:-1])
-            lines.append(f"{config.__name__} has no setting {where!r}.{did_you_mean(name, known)} Known: {', '.join(known)}.")
+            lines.append(
+                f"{config.__name__} has no setting {where!r}.{did_you_mean(name, known)} Known: {', '.join(known)}."
+            )
         elif "error" in problem.get("ctx", {}):
             lines.append(str(problem["ctx"]["error"]))
         else:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
 from tailguard.configuration import Config, PositiveFloat
@@ -53,7 +54,7 @@ class ReturnScale:
         """Parallel Welford merge: the result does not depend on how the data is split."""
         n = returns.size
         if n == 0:
-            return
+            return  # an empty part of a split
         mean, var = float(returns.mean(dtype=np.float64)), float(returns.var(dtype=np.float64))
         total, shift = self.count + n, mean - self.mean
         self.m2 += var * n + shift**2 * self.count * n / total
@@ -71,7 +72,7 @@ class ReturnScale:
     def update(self, returns: Floats) -> tuple[Affine, Affine]:
         """Merge one rollout's returns and move the snapshot: (before, after), for the critics to follow."""
         before, first = self.snapshot, self.count == 0
-        if self.config.enabled:
+        if self.config.enabled and returns.size:
             self.merge(returns)
             cap = self.config.max_change
             std = self.std if cap is None or first else float(np.clip(self.std, before.std / cap, before.std * cap))
@@ -97,6 +98,11 @@ class ObservationStatistics:
         self.normalizer = normalizer if normalizer is not None and normalizer.norm_obs else None
         self.wrapper = normalizer
 
+    @property
+    def moments(self) -> RunningMeanStd:
+        """Mean, variance and count of a normalizer that is present."""
+        return self.normalizer.obs_rms  # type: ignore[union-attr,return-value]
+
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """While stepping: what the policy sees when it acts is what it sees when it trains."""
@@ -117,7 +123,7 @@ class ObservationStatistics:
         """Merge one rollout's raw observations; returns the drift of mean and std in units of the old std."""
         if self.normalizer is None or not self.normalizer.training:
             return 0.0, 0.0
-        moments = self.normalizer.obs_rms
+        moments = self.moments
         old_mean, old_std = moments.mean.copy(), np.sqrt(moments.var + self.normalizer.epsilon)
         moments.update(observations.reshape(-1, *moments.mean.shape))
         new_std = np.sqrt(moments.var + self.normalizer.epsilon)
@@ -133,7 +139,7 @@ class ObservationStatistics:
     def state_dict(self) -> dict[str, Any]:
         if self.normalizer is None:
             return {"present": False}
-        moments = self.normalizer.obs_rms
+        moments = self.moments
         return {
             "present": True,
             "mean": np.array(moments.mean),
@@ -151,7 +157,7 @@ class ObservationStatistics:
                 "This agent was trained on observations normalized by VecNormalize, but the environment given has no "
                 "VecNormalize(norm_obs=True). Wrap it; its statistics are taken from the saved agent."
             )
-        moments = self.normalizer.obs_rms
+        moments = self.moments
         if np.shape(moments.mean) != np.shape(state["mean"]):
             raise StateError(
                 f"The saved observation statistics have shape {np.shape(state['mean'])}, "

@@ -155,5 +155,3 @@ class KLPenalty:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         require_keys(self, state)
         self.beta = float(state["beta"])
-
-

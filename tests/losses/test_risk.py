@@ -49,7 +49,9 @@ def test_alpha_of_one_is_the_mean(method: str) -> None:
 @pytest.mark.parametrize(
     ("law", "bound_at_21"), [(stats.norm(), 0.0005), (stats.laplace(), 0.026), (stats.t(3), 0.111)]
 )
-def test_discretisation_error_is_bounded_and_falls_with_the_number_of_quantiles(law: object, bound_at_21: float) -> None:
+def test_discretisation_error_is_bounded_and_falls_with_the_number_of_quantiles(
+    law: object, bound_at_21: float
+) -> None:
     exact = exact_cvar(law, 0.05)
     errors = [abs(float(cvar(quantiles_of(law, n), 0.05)) / exact - 1.0) for n in (21, 32, 51, 101)]
     steps = [abs(float(cvar(quantiles_of(law, n), 0.05, method="step")) / exact - 1.0) for n in (21, 32, 51, 101)]

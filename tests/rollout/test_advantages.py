@@ -10,7 +10,9 @@ from tailguard.rollout.advantages import advantages, normalize_valid, successor_
 GAMMA, LAM = 0.9, 0.8
 
 
-def one_env(rewards: list[float], terminated: list[int], truncated: list[int], terminal_value: float = 7.0) -> np.ndarray:
+def one_env(
+    rewards: list[float], terminated: list[int], truncated: list[int], terminal_value: float = 7.0
+) -> np.ndarray:
     values = np.linspace(1.0, 2.0, len(rewards) + 1)[:, None]
     ends, cuts = np.array(terminated, bool)[:, None], np.array(truncated, bool)[:, None]
     successors = successor_values(values, np.where(cuts, terminal_value, 0.0), ends, cuts)

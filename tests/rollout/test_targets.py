@@ -56,9 +56,7 @@ def test_a_truncation_bootstraps_from_its_terminal_observation() -> None:
 def test_ends_and_sums_follow_the_episodes() -> None:
     dones = np.array([[0], [1], [0], [0]], bool)
     np.testing.assert_array_equal(episode_ends(dones)[:, 0], [2, 2, 4, 4])
-    np.testing.assert_allclose(
-        rewards_to_go(np.ones((4, 1)), dones, GAMMA)[:, 0], [1 + GAMMA, 1.0, 1 + GAMMA, 1.0]
-    )
+    np.testing.assert_allclose(rewards_to_go(np.ones((4, 1)), dones, GAMMA)[:, 0], [1 + GAMMA, 1.0, 1 + GAMMA, 1.0])
 
 
 def test_horizons_are_geometric() -> None:

@@ -3,6 +3,7 @@
 from tailguard.env.accounting import AccountRules
 from tailguard.env.costs import Costs
 from tailguard.env.gym_views import TradingEnv, TradingVectorEnv
+from tailguard.env.oracle import OracleScore, oracle_env, score
 from tailguard.env.replay import Replay, replay, sequential
 from tailguard.env.vec_env import EnvConfig, TradingVecEnv
 
@@ -10,10 +11,13 @@ __all__ = [
     "AccountRules",
     "Costs",
     "EnvConfig",
+    "OracleScore",
     "Replay",
     "TradingEnv",
     "TradingVecEnv",
     "TradingVectorEnv",
+    "oracle_env",
     "replay",
+    "score",
     "sequential",
 ]

@@ -48,6 +48,7 @@ class TradingVecEnv(VecEnv):
     feature_names: F names
     look_back:     bars before which the features are not complete; no episode starts there
     window:        (first, stop) bars that episodes may use, the last close being that of bar stop - 1
+    starts:        (n_envs,) bars at which every episode of each environment starts, instead of drawing them
     seed:          environment n draws its starts from seed + n, so it starts as it would alone
 
     `step` gives per environment an info with `equity`, `costs` and `turnover` of the step, and at an episode's end
@@ -66,6 +67,7 @@ class TradingVecEnv(VecEnv):
         n_envs: int = 1,
         look_back: int = 0,
         window: tuple[int, int] | None = None,
+        starts: npt.ArrayLike | None = None,
         seed: int = 0,
         config: EnvConfig | None = None,
     ) -> None:
@@ -81,6 +83,7 @@ class TradingVecEnv(VecEnv):
         self._limits = limits_of(self.config.account)
         self._cash = float(self.config.account.initial_cash)
         self.first, self.length, self._n_starts = episode_plan(window or (0, len(bars)), look_back, self.config)
+        self._starts = None if starts is None else checked_starts(starts, n_envs, self.first, self._n_starts)
         self._digest: str | None = None
         n_assets = len(bars.symbols)
         self.layout = layout_of(bars.symbols, self.feature_names, self.config.agent_state)
@@ -245,8 +248,8 @@ class TradingVecEnv(VecEnv):
     def _begin(self, which: npt.NDArray[np.intp]) -> None:
         """Start the next episode of the environments `which` with cash only."""
         self._episode[which] += 1
-        self._t[which] = self.first
-        if self.config.random_start:
+        self._t[which] = self.first if self._starts is None else self._starts[which]
+        if self.config.random_start and self._starts is None:
             self._t[which] += uniform_integers(self._seed[which], self._episode[which], self._n_starts)
         self._steps[which] = 0
         self._money[which] = self._cash
@@ -344,3 +347,11 @@ def episode_plan(window: tuple[int, int], look_back: int, config: EnvConfig) -> 
             f"{config.episode_length}. Use a longer window or a shorter episode_length."
         )
     return first, length, usable - length + 1
+
+
+def checked_starts(starts: npt.ArrayLike, n_envs: int, first: int, n_starts: int) -> Ints:
+    """One start per environment, each with room for a whole episode."""
+    bars = np.asarray(starts, dtype=np.int64)
+    if bars.shape != (n_envs,) or bars.min() < first or bars.max() >= first + n_starts:
+        raise ConfigError(f"starts={bars.tolist()}: give {n_envs} bars in [{first}, {first + n_starts - 1}].")
+    return bars

@@ -97,12 +97,11 @@ def normal_tail_weights(nodes: Floats, end: float) -> Floats:
 
 def normal_density(z: Floats) -> Floats:
     """Standard normal density; zero at infinity."""
-    return np.exp(-0.5 * np.square(z)) / np.sqrt(2.0 * np.pi)
+    density: Floats = np.exp(-0.5 * np.square(z)) / np.sqrt(2.0 * np.pi)
+    return density
 
 
-def cvar(
-    quantiles: Tensor, alpha: float, method: Method = "normal", levels: Sequence[float] | None = None
-) -> Tensor:
+def cvar(quantiles: Tensor, alpha: float, method: Method = "normal", levels: Sequence[float] | None = None) -> Tensor:
     """Mean of the worst share alpha of outcomes: (1/alpha) * integral of the quantile function over [0, alpha].
 
     quantiles: (..., Q) at the midpoints (i + 1/2)/Q, or at `levels`

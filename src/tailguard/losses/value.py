@@ -59,7 +59,7 @@ class QuantileHuber(torch.autograd.Function):
         return gradient * upstream[0].unsqueeze(-1), None, None, None
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def quantile_huber_kernel(
     quantiles: NDArray[np.float32], target: NDArray[np.float32], tau: NDArray[np.float32], kappa: np.float32
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

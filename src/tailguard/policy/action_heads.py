@@ -54,7 +54,7 @@ class ActionHead(nn.Module):
 class GaussianHead(ActionHead):
     """Gaussian of state-independent spread on an axis where the bounds are -1 and 1.
 
-    `clip`: samples beyond the bounds are clipped on their way to the environment only, so the density is the Gaussian's.
+    `clip`: samples beyond the bounds are clipped on their way to the environment only; the density is the Gaussian's.
     `squash`: the action is tanh of the Gaussian; density and entropy include the change of variable (eq. 13).
     The buffer holds the Gaussian's own sample, so no inverse of tanh is ever taken.
     """
@@ -67,7 +67,9 @@ class GaussianHead(ActionHead):
         self.log_std = nn.Parameter(torch.full((self.action_dim,), float(log_std_init)))
         nodes, weights = np.polynomial.hermite_e.hermegauss(8)
         self.register_buffer("nodes", torch.tensor(nodes, dtype=torch.float32), persistent=False)
-        self.register_buffer("node_weights", torch.tensor(weights / weights.sum(), dtype=torch.float32), persistent=False)
+        self.register_buffer(
+            "node_weights", torch.tensor(weights / weights.sum(), dtype=torch.float32), persistent=False
+        )
         self.nodes: Tensor
         self.node_weights: Tensor
         low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
@@ -128,13 +130,14 @@ class CategoricalHead(ActionHead):
 
     def forward(self, features: Tensor) -> Tensor:
         """Log-probabilities, flattened (..., A * width); choices a dimension does not have are at -1e9."""
-        logits = self.logits(features).unflatten(-1, (self.action_dim, self.width))
+        logits = self.by_choice(self.logits(features))
         if self.ragged:
             logits = logits.masked_fill(self.forbidden, -1e9)
         return logits.log_softmax(-1).flatten(-2)
 
     def by_choice(self, parameters: Tensor) -> Tensor:
-        return parameters.unflatten(-1, (self.action_dim, self.width))
+        """(..., A, width)"""
+        return parameters.reshape(*parameters.shape[:-1], self.action_dim, self.width)
 
     def sample(self, parameters: Tensor, generator: torch.Generator | None) -> Tensor:
         cumulative = self.by_choice(parameters).exp().cumsum(-1)

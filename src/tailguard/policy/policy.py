@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tailguard.configuration import Config, PositiveInt
 from tailguard.errors import ConfigError, EnvContractError
 from tailguard.normalization import Affine
-from tailguard.policy.action_heads import Bounds, make_action_head
+from tailguard.policy.action_heads import ActionHead, Bounds, make_action_head
 from tailguard.policy.critics import CriticConfig, CriticHead, aggregate, make_critic_head
 from tailguard.policy.recurrent import Layout, Memory, State, make_memory
 
@@ -143,7 +143,7 @@ class RecurrentPolicy(BasePolicy):
         self.config, self.critic_config = config or PolicyConfig(), critic or CriticConfig()
         self.obs_features = flat_features(observation_space)
         self.actor = Trunk(self.obs_features, self.config.net_arch.pi, self.config)
-        self.action_head = make_action_head(
+        self.action_head: ActionHead = make_action_head(
             self.actor.out_features, action_space, self.config.action_bounds, self.config.log_std_init
         )
         if self.config.ortho_init:
@@ -155,6 +155,11 @@ class RecurrentPolicy(BasePolicy):
         self.critics = nn.ModuleList(
             Critic(self.obs_features, self.config, self.critic_config) for _ in range(n_critics)
         )
+
+    @property
+    def critic_list(self) -> list[Critic]:
+        """The critics, one or two."""
+        return list(self.critics)  # type: ignore[arg-type]
 
     # acting
 
@@ -182,7 +187,7 @@ class RecurrentPolicy(BasePolicy):
     @property
     def masses(self) -> Tensor:
         """(Q,) the probability each quantile stands for."""
-        return self.critics[0].head.masses  # type: ignore[union-attr,return-value]
+        return self.critic_list[0].head.masses
 
     # SB3's doors
 
@@ -193,7 +198,7 @@ class RecurrentPolicy(BasePolicy):
     @property
     def memories(self) -> list[Memory]:
         """The actor's memory and each critic's: the state that predict hands out and takes holds all of them."""
-        return [self.actor.memory, *(critic.trunk.memory for critic in self.critics)]  # type: ignore[union-attr,list-item]
+        return [self.actor.memory, *(critic.trunk.memory for critic in self.critic_list)]
 
     def states_from(self, state: Any, episode_start: Any, n: int) -> list[State]:
         """The state a user hands in, split per memory and zeroed where an episode starts."""
@@ -215,10 +220,10 @@ class RecurrentPolicy(BasePolicy):
         if hidden.shape != whole.hidden.shape or cell.shape != whole.cell.shape:
             raise EnvContractError(
                 f"The state has shapes {tuple(hidden.shape)} and {tuple(cell.shape)}; expected "
-                f"{tuple(whole.hidden.shape)} and {tuple(whole.cell.shape)}. Pass what the last predict returned, or None."
+                f"{tuple(whole.hidden.shape)} and {tuple(whole.cell.shape)}. Pass what predict returned, or None."
             )
-        hidden_parts = hidden.split([len(part.hidden) for part in like])
-        cell_parts = cell.split([len(part.cell) for part in like])
+        hidden_parts = torch.split(hidden, [len(part.hidden) for part in like])
+        cell_parts = torch.split(cell, [len(part.cell) for part in like])
         return [State(h, c) for h, c in zip(hidden_parts, cell_parts, strict=True)]
 
     @torch.no_grad()
@@ -244,7 +249,7 @@ class RecurrentPolicy(BasePolicy):
         """Quantiles (n, Q) of the aggregated critics before acting on the observations, in normalized units."""
         obs, _ = self.batched(observation)
         before = self.states_from(state, episode_start, len(obs))[1:]
-        laws = [critic.step(obs, part)[0] for critic, part in zip(self.critics, before, strict=True)]  # type: ignore[operator]
+        laws = [critic.step(obs, part)[0] for critic, part in zip(self.critic_list, before, strict=True)]
         return self.aggregate(laws)
 
     def batched(self, observation: Any) -> tuple[Tensor, bool]:
@@ -271,7 +276,7 @@ class RecurrentPolicy(BasePolicy):
 
     def rescale_critics(self, before: Affine, after: Affine, first: bool) -> list[tuple[nn.Linear, float, float]]:
         """PopArt on every critic: (last layer, factor on its weights, factor on its gradients)."""
-        heads: list[CriticHead] = [critic.head for critic in self.critics]  # type: ignore[misc]
+        heads = [critic.head for critic in self.critic_list]
         return [(head.last_layer, *head.rescale(before, after, first)) for head in heads]
 
 

@@ -43,10 +43,11 @@ class Layout:
     """Where the steps of a (L, B) batch lie among its control rows, as flat row numbers row * B + b."""
 
     n_rows: int
-    steps: Tensor | None  # (L * B,); None when there is nothing but steps
+    plain: bool  # there is nothing but steps, and no need for row numbers
+    steps: Tensor  # (L * B,)
+    last: Tensor  # (B,) of each sequence's last step
     resets: Tensor  # (R,)
-    extras: Tensor  # (E,) rows of one more observation after a step, in the order of np.nonzero(extra)
-    last: Tensor | None  # (B,) rows of each sequence's last step, where `steps` is not None
+    extras: Tensor  # (E,) of one more observation after a step, in the order of np.nonzero(extra)
 
 
 def lay_out(starts: Bools, extra: Bools | None = None) -> Layout:
@@ -66,11 +67,11 @@ def lay_out(starts: Bools, extra: Bools | None = None) -> Layout:
     n_rows = int((rows[-1] + tail).max()) + 1
     none = torch.empty(0, dtype=torch.long)
     if n_rows == n_steps and not inner.any() and (extra is None or not extra.any()):
-        return Layout(n_steps, None, none, none, None)
+        return Layout(n_steps, True, none, none, none, none)
     flat = rows * n_sequences + np.arange(n_sequences)
     resets = torch.from_numpy((flat - n_sequences)[inner])
     extras = none if extra is None else torch.from_numpy((flat + n_sequences)[extra])
-    return Layout(n_rows, torch.from_numpy(flat.reshape(-1)), resets, extras, torch.from_numpy(flat[-1]))
+    return Layout(n_rows, False, torch.from_numpy(flat.reshape(-1)), torch.from_numpy(flat[-1]), resets, extras)
 
 
 class Unrolled(NamedTuple):
@@ -92,7 +93,9 @@ class Memory(nn.Module):
         """Zero state of n environments."""
         device = next(self.parameters()).device if self.n_layers else torch.device("cpu")
         shape = (self.n_layers, n, self.out_features if self.n_layers else 0)
-        return State(torch.zeros(shape, device=device), torch.zeros(shape if self.has_cell else (0, n, 0), device=device))
+        return State(
+            torch.zeros(shape, device=device), torch.zeros(shape if self.has_cell else (0, n, 0), device=device)
+        )
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         raise NotImplementedError
@@ -146,7 +149,7 @@ class GatedMemory(Memory):
 
     def unroll(self, x: Tensor, layout: Layout, state: State, extra: Tensor | None = None) -> Unrolled:
         """Run whole sequences (L, B, F) from `state`; rows between the steps are the layout's affair."""
-        controls = None if layout.steps is None else control_channels(layout, x.shape[1], x)
+        controls = None if layout.plain else control_channels(layout, x.shape[1], x)
         features = x if controls is None else insert_rows(x, layout, extra)
         hidden, cell = [], []
         for layer in range(self.n_layers):
@@ -156,10 +159,10 @@ class GatedMemory(Memory):
                 weight = torch.cat([weight, self.control_columns(layer)], -1)
             layer_state = State(state.hidden[layer : layer + 1], state.cell[layer : layer + 1])
             features, last = self.fused(features, layer, weight, layer_state)
-            hidden.append(last.hidden if layout.last is None else rows_of(features, layout.last).unsqueeze(0))
+            hidden.append(last.hidden if layout.plain else rows_of(features, layout.last).unsqueeze(0))
             cell.append(last.cell)
         final = State(torch.cat(hidden), torch.cat(cell))
-        if layout.steps is None:
+        if layout.plain:
             return Unrolled(features, features.new_zeros(0, self.out_features), final)
         steps = rows_of(features, layout.steps).view(*x.shape[:2], self.out_features)
         return Unrolled(steps, rows_of(features, layout.extras), final)
@@ -167,7 +170,6 @@ class GatedMemory(Memory):
 
 def control_channels(layout: Layout, n_sequences: int, like: Tensor) -> Tensor:
     """(rows, B, 2) the reset and hold channels: zero on steps, hold everywhere else but on resets."""
-    assert layout.steps is not None
     controls = like.new_zeros(layout.n_rows * n_sequences, 2)
     controls[:, 1] = 1.0
     controls[layout.steps, 1] = 0.0
@@ -179,7 +181,6 @@ def control_channels(layout: Layout, n_sequences: int, like: Tensor) -> Tensor:
 
 def insert_rows(x: Tensor, layout: Layout, extra: Tensor | None) -> Tensor:
     """(rows, B, F) with the steps and the extra observations in their rows and zeros elsewhere."""
-    assert layout.steps is not None
     n_sequences, width = x.shape[1:]
     rows = x.new_zeros(layout.n_rows * n_sequences, width).index_copy(0, layout.steps, x.reshape(-1, width))
     if extra is not None and len(extra):

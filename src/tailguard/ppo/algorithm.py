@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from stable_baselines3.common.base_class import BasePolicy
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv
 
-from tailguard.checkpoint import read_bundle, write_bundle
 from tailguard.errors import ConfigError, StateError
 from tailguard.health import metrics
 from tailguard.health.alerts import AlertMonitor
 from tailguard.health.metrics import Meter
 from tailguard.normalization import ObservationStatistics, ReturnScale, refuse_two_return_scales
-from tailguard.policy import PolicyConfig, RecurrentPolicy
+from tailguard.policy import RecurrentPolicy
 from tailguard.ppo.config import PPOConfig
 from tailguard.ppo.objective import Knobs
 from tailguard.ppo.randomness import Randomness
+from tailguard.ppo.saving import BundledAlgorithm, Progress
 from tailguard.ppo.settings import config_from, policy_config_from, sequences_per_batch
-from tailguard.ppo.spaces import build_space, describe_space
 from tailguard.ppo.update import Learner
 from tailguard.ppo.watch import explained_variance, memory_figures, rollout_figures
 from tailguard.rollout import RolloutBuffer, SequenceBatch
@@ -39,7 +35,7 @@ from tailguard.schedules import EntropyCoefficient, KLPenalty, value_at
 from tailguard.stateful import Stateful
 
 
-class DistributionalPPO(OnPolicyAlgorithm):
+class DistributionalPPO(BundledAlgorithm):
     """Recurrent PPO whose twin critics predict the law of the return.
 
     Takes the keyword names of sb3-contrib's RecurrentPPO and every other setting of `PPOConfig`, or a whole config:
@@ -51,7 +47,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         "MlpPolicy": RecurrentPolicy,
         "MlpLstmPolicy": RecurrentPolicy,
     }
-    policy: RecurrentPolicy
+    policy: RecurrentPolicy  # type: ignore[assignment]
     rollout_buffer: RolloutBuffer  # type: ignore[assignment]
 
     def __init__(
@@ -76,7 +72,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         self.policy_name = policy if isinstance(policy, str) else "MlpLstmPolicy"
         self.policy_config = policy_config_from(self.policy_name, policy_kwargs)
         super().__init__(
-            policy,
+            policy,  # type: ignore[arg-type]
             env,  # type: ignore[arg-type]
             learning_rate=lambda remaining: value_at(self.config.learning_rate, 1.0 - remaining),
             n_steps=self.config.n_steps,
@@ -138,7 +134,9 @@ class DistributionalPPO(OnPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
         if self.env is None:
-            raise ConfigError("This agent has no environment to learn in. Give it one with set_env(env) or load(path, env=env).")
+            raise ConfigError(
+                "This agent has no environment to learn in. Give it one with set_env(env) or load(path, env=env)."
+            )
         resets = reset_num_timesteps or self._last_obs is None
         with self.obs_stats.frozen():  # the first observations must not move the statistics either
             prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
@@ -162,8 +160,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
         """Fill the buffer, let the critics judge it, estimate advantages, then move the observation statistics."""
-        assert self.live is not None, "collect_rollouts runs inside learn()"
-        live = self.live
+        live = self.live_now()
         self.policy.set_training_mode(False)
         callback.on_rollout_start()
 
@@ -191,12 +188,18 @@ class DistributionalPPO(OnPolicyAlgorithm):
         callback.on_rollout_end()
         return True
 
+    def live_now(self) -> Live:
+        """Where acting stands; learn() has prepared it."""
+        if self.live is None:
+            raise StateError("There is nothing to go on from: rollouts are collected inside learn().")
+        return self.live
+
     def follow_observations(self, raw: list[NDArray[Any]]) -> None:
         """Between rollouts: move the observation statistics and see the waiting observations through them."""
         if not raw or self.live is None:
             return
         mean_drift, std_drift = self.obs_stats.update(np.stack(raw))
-        self.live.observations = self._last_obs = np.asarray(self.obs_stats.normalize(raw[-1]))  # type: ignore[assignment]
+        self.live.observations = self._last_obs = np.asarray(self.obs_stats.normalize(raw[-1]))
         self.meter.add({metrics.MEAN_DRIFT: mean_drift, metrics.STD_DRIFT: std_drift})
 
     # learning
@@ -318,7 +321,7 @@ class DistributionalPPO(OnPolicyAlgorithm):
         scale = self.return_scale.snapshot
         return np.sort(scale.mean + scale.std * law.astype(np.float64), -1)
 
-    # saving
+    # saving (ppo/saving.py)
 
     def parts(self) -> dict[str, Stateful]:
         """All that makes this agent itself: save, load, resume and exploit walk this dict."""
@@ -334,122 +337,3 @@ class DistributionalPPO(OnPolicyAlgorithm):
             "randomness": self.randomness,
             "progress": Progress(self),
         }
-
-    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
-        """Go on in another environment of the same spaces; memory and episodes start fresh."""
-        normalizer = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
-        refuse_two_return_scales(normalizer, self.config.return_scale)
-        kept = self.obs_stats.state_dict()
-        super().set_env(env, force_reset)
-        self.obs_stats = ObservationStatistics(self._vec_normalize_env)
-        if kept["present"]:
-            self.obs_stats.load_state_dict(kept)
-        self.live = None
-
-    def save(self, path: Any, exclude: Any = None, include: Any = None) -> None:
-        """Write the whole agent to the directory `path`; `exclude` and `include` have nothing to choose from."""
-        if not isinstance(path, str | Path):
-            raise ConfigError(f"save needs a path for a directory, not a {type(path).__name__}: a bundle is several files.")
-        state = {name: part.state_dict() for name, part in self.parts().items()}
-        agent = {
-            "observation_space": describe_space(self.observation_space),
-            "action_space": describe_space(self.action_space),
-            "n_envs": self.n_envs,
-            "parts": state,
-        }
-        about = {
-            "policy": self.policy_name,
-            "config": self.config.model_dump(mode="json"),
-            "policy_config": self.policy_config.model_dump(mode="json"),
-            "seed": self.randomness.root,
-            "num_timesteps": self.num_timesteps,
-        }
-        write_bundle(path, agent, about)
-
-    @classmethod
-    def load(  # type: ignore[override]
-        cls,
-        path: Any,
-        env: GymEnv | None = None,
-        device: torch.device | str = "cpu",
-        custom_objects: Any = None,
-        print_system_info: bool = False,
-        force_reset: bool = True,
-        **settings: Any,
-    ) -> Self:
-        """Read an agent from the directory `path`; further keywords override its settings. Nothing is unpickled."""
-        tree, manifest = read_bundle(path)
-        verbose = settings.pop("verbose", 0)
-        tensorboard_log = settings.pop("tensorboard_log", None)
-        model = cls(
-            manifest["policy"],
-            None,
-            config=config_from(restorable(manifest["config"], settings), settings),
-            policy_kwargs=manifest["policy_config"],
-            seed=manifest["seed"],
-            device=device,
-            verbose=verbose,
-            tensorboard_log=tensorboard_log,
-            _init_setup_model=False,
-        )
-        model.observation_space = build_space(tree["observation_space"])
-        model.action_space = build_space(tree["action_space"])
-        model.n_envs = int(tree["n_envs"])
-        statistics = tree["parts"]["obs_stats"]
-        if env is not None:
-            model.attach(env, statistics)
-        model._setup_model()
-        model.load_parts(tree["parts"], optional=() if env is not None else ("obs_stats",))
-        return model
-
-    def attach(self, env: GymEnv, statistics: Mapping[str, Any]) -> None:
-        """Take an environment at load; one without VecNormalize is wrapped when the agent was trained with it."""
-        wrapped = self._wrap_env(env, self.verbose)
-        if statistics["present"] and unwrap_vec_normalize(wrapped) is None:
-            wrapped = VecNormalize(wrapped, norm_reward=False)
-        self.n_envs = wrapped.num_envs
-        OnPolicyAlgorithm.set_env(self, wrapped)
-
-    def load_parts(self, states: Mapping[str, Any], optional: tuple[str, ...] = ()) -> None:
-        """Load every part strictly by name; memory and episodes start fresh."""
-        parts = self.parts()
-        if set(states) != set(parts):
-            missing, extra = sorted(set(parts) - set(states)), sorted(set(states) - set(parts))
-            raise StateError(f"The saved agent's parts do not fit: missing {missing}, unknown {extra}.")
-        for name, part in parts.items():
-            if name not in optional:
-                part.load_state_dict(states[name])
-        self._last_obs, self.live = None, None
-
-
-class Progress:
-    """The counters SB3 keeps on the algorithm."""
-
-    NAMES = ("num_timesteps", "_total_timesteps", "_num_timesteps_at_start", "_episode_num", "_n_updates")
-
-    def __init__(self, algorithm: DistributionalPPO) -> None:
-        self.algorithm = algorithm
-
-    def state_dict(self) -> dict[str, Any]:
-        counters: dict[str, Any] = {name: int(getattr(self.algorithm, name)) for name in self.NAMES}
-        counters["progress_remaining"] = float(self.algorithm._current_progress_remaining)
-        counters["n_reserve_all_masked"] = self.algorithm.n_reserve_all_masked
-        return counters
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name in self.NAMES:
-            setattr(self.algorithm, name, int(state[name]))
-        self.algorithm._current_progress_remaining = float(state["progress_remaining"])
-        self.algorithm.n_reserve_all_masked = int(state["n_reserve_all_masked"])
-
-
-def restorable(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved config, after functions that cannot be saved have been given anew."""
-    for name in ("learning_rate", "clip_range"):
-        if config.get(name) == "function" and name not in settings:
-            warnings.warn(
-                f"{name} was a Python function, which a bundle cannot hold; the default is used. "
-                f"Pass {name}=... to load, or train with a tailguard.schedules.Schedule.",
-                stacklevel=3,
-            )
-    return {name: value for name, value in config.items() if value != "function"}

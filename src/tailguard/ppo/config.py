@@ -67,8 +67,8 @@ class PPOConfig(Config):
     def a_sequence_needs_two_steps(self) -> PPOConfig:
         if self.n_steps < 2:
             raise ConfigError(
-                "n_steps=1 gives rollouts of a single step: memory receives no gradient through time and advantages see "
-                "one reward. Use n_steps >= 2; 128 is the default."
+                "n_steps=1 gives rollouts of a single step: memory receives no gradient through time and advantages "
+                "see one reward. Use n_steps >= 2; 128 is the default."
             )
         return self
 

@@ -42,15 +42,15 @@ def ppo_losses(policy: RecurrentPolicy, batch: SequenceBatch, now: Knobs) -> Los
     """Surrogate, value losses of every critic, entropy bonus and KL penalty."""
     layout = batch.layout()
     parameters = policy.action_parameters(batch.observations, layout, batch.actor_state)
-    log_ratio = policy.action_head.log_prob(parameters, batch.actions) - batch.log_probs  # type: ignore[operator]
+    log_ratio = policy.action_head.log_prob(parameters, batch.actions) - batch.log_probs
     surrogate = masked_mean(clipped_surrogate(log_ratio, batch.advantages, now.clip_range), batch.valid)
-    entropy = masked_mean(policy.action_head.entropy(parameters), batch.valid)  # type: ignore[operator]
+    entropy = masked_mean(policy.action_head.entropy(parameters), batch.valid)
     kl = masked_mean(kl_estimate(log_ratio), batch.valid)
 
     value = torch.stack(
         [
-            masked_mean(critic.head.loss(critic(batch.observations, layout, state), batch.target, old), batch.valid)  # type: ignore[union-attr,operator]
-            for critic, state, old in zip(policy.critics, batch.critic_states, batch.old_quantiles, strict=True)
+            masked_mean(critic.head.loss(critic(batch.observations, layout, state), batch.target, old), batch.valid)
+            for critic, state, old in zip(policy.critic_list, batch.critic_states, batch.old_quantiles, strict=True)
         ]
     ).sum()
 

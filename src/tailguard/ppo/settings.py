@@ -49,7 +49,9 @@ def config_from(config: PPOConfig | Mapping[str, Any] | None, settings: Mapping[
 
 def nested(base: Any, value: Any) -> dict[str, Any]:
     """A nested setting given in part, completed from what is there."""
-    current = {name: getattr(base, name) for name in type(base).model_fields} if hasattr(type(base), "model_fields") else {}
+    current = (
+        {name: getattr(base, name) for name in type(base).model_fields} if hasattr(type(base), "model_fields") else {}
+    )
     return {**current, **dict(value or {})}
 
 
@@ -57,7 +59,9 @@ def policy_config_from(policy_name: str, policy_kwargs: Mapping[str, Any] | None
     """`policy_kwargs`, checked; "MlpPolicy" has no memory."""
     if policy_name not in ("MlpPolicy", "MlpLstmPolicy"):
         hint = did_you_mean(policy_name, ("MlpPolicy", "MlpLstmPolicy"))
-        raise ConfigError(f'There is no policy {policy_name!r}.{hint} Use "MlpLstmPolicy", or "MlpPolicy" without memory.')
+        raise ConfigError(
+            f'There is no policy {policy_name!r}.{hint} Use "MlpLstmPolicy", or "MlpPolicy" without memory.'
+        )
     given = dict(policy_kwargs or {})
     for name, instead in NOT_IN_POLICY.items():
         if name in given and given.pop(name) not in (None, False, {}):

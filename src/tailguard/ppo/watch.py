@@ -24,8 +24,8 @@ def explained_variance(policy: RecurrentPolicy, reserved: SequenceBatch, scale: 
         return None
     layout = reserved.layout()
     laws = [
-        critic.head.quantiles(critic(reserved.observations, layout, state))  # type: ignore[union-attr,operator]
-        for critic, state in zip(policy.critics, reserved.critic_states, strict=True)
+        critic.head.quantiles(critic(reserved.observations, layout, state))
+        for critic, state in zip(policy.critic_list, reserved.critic_states, strict=True)
     ]
     values = scale.mean + scale.std * (policy.aggregate(laws) @ policy.masses)
     returns = reserved.returns[valid].double()

@@ -33,7 +33,7 @@ class Live:
     @classmethod
     def fresh(cls, policy: RecurrentPolicy, observations: Floats, starts: NDArray[np.bool_]) -> Live:
         n = len(starts)
-        critics = [critic.trunk.memory.initial_state(n) for critic in policy.critics]  # type: ignore[union-attr,operator]
+        critics = [critic.trunk.memory.initial_state(n) for critic in policy.critic_list]
         return cls(observations, starts, policy.initial_state(n), critics)
 
 
@@ -60,14 +60,20 @@ def collect_steps(
             buffer.actor_states.append(live.actor_state)
         obs = policy.flat(live.observations)
         acted = policy.act(obs, live.actor_state, generator)
-        new_obs, rewards, dones, infos = env.step(policy.action_head.to_env(acted.action))  # type: ignore[operator]
+        new_obs, rewards, dones, infos = env.step(policy.action_head.to_env(acted.action))
         dones = check_step(new_obs, rewards, dones, obs_stats, buffer)
-        t = buffer.add(obs.numpy(force=True), acted.action.numpy(force=True), acted.log_prob.numpy(force=True), live.starts, rewards)
+        t = buffer.add(
+            obs.numpy(force=True),
+            acted.action.numpy(force=True),
+            acted.log_prob.numpy(force=True),
+            live.starts,
+            rewards,
+        )
         note_episode_ends(buffer, t, dones, infos)
         raw = obs_stats.original()
         if raw is not None:
             raw_observations.append(raw)
-        live.observations, live.starts, live.actor_state = new_obs, dones, acted.state
+        live.observations, live.starts, live.actor_state = np.asarray(new_obs), dones, acted.state
         if not hook({"new_obs": new_obs, "rewards": rewards, "dones": dones, "infos": infos, "n_steps": t + 1}):
             return None
     buffer.last_observations = policy.flat(live.observations).numpy(force=True)
@@ -75,7 +81,7 @@ def collect_steps(
 
 
 def check_step(
-    obs: Floats,
+    obs: Any,
     rewards: Any,
     dones: Any,
     obs_stats: ObservationStatistics,
@@ -83,11 +89,12 @@ def check_step(
 ) -> NDArray[np.bool_]:
     """The environment's contract, before any state changes; returns dones as a checked array."""
     n, t = buffer.n_envs, buffer.position
-    dones, rewards = np.asarray(dones), np.asarray(rewards)
-    if dones.shape != (n,) or dones.dtype != np.bool_:
+    ended: NDArray[np.bool_] = np.asarray(dones)
+    rewards = np.asarray(rewards)
+    if ended.shape != (n,) or ended.dtype != np.bool_:
         raise EnvContractError(
-            f"dones has shape {dones.shape} and type {dones.dtype}; expected shape ({n},) and bool, one per environment. "
-            "Return np.array([...], dtype=bool) from the VecEnv's step."
+            f"dones has shape {ended.shape} and type {ended.dtype}; expected shape ({n},) and bool, "
+            "one per environment. Return np.array([...], dtype=bool) from the VecEnv's step."
         )
     if rewards.shape != (n,):
         raise EnvContractError(f"rewards has shape {rewards.shape}; expected ({n},), one number per environment.")
@@ -101,7 +108,7 @@ def check_step(
             f"observation is {flat[env, feature]} at step {t} of the rollout in environment {env}, feature {feature}. "
             "The policy cannot see it and the normalizer would keep it for ever: fill or drop it in the environment."
         )
-    return dones
+    return ended
 
 
 def note_episode_ends(buffer: RolloutBuffer, t: int, dones: NDArray[np.bool_], infos: list[dict[str, Any]]) -> None:
@@ -131,7 +138,7 @@ def judge(policy: RecurrentPolicy, buffer: RolloutBuffer, live: Live, scale: Aff
     """
     per_critic, ends, after = [], [], []
     buffer.critic_states = [[] for _ in range(0, buffer.n_steps, buffer.sequence_length)]
-    for c, critic in enumerate(policy.critics):
+    for c, critic in enumerate(policy.critic_list):
         state, chunks, end_chunks = live.critic_states[c], [], []
         for s, first in enumerate(range(0, buffer.n_steps, buffer.sequence_length)):
             rows = slice(first, min(first + buffer.sequence_length, buffer.n_steps))
@@ -140,12 +147,12 @@ def judge(policy: RecurrentPolicy, buffer: RolloutBuffer, live: Live, scale: Aff
             buffer.critic_states[s].append(state)
             extra = terminal_observations(buffer, rows)
             obs = torch.from_numpy(buffer.observations[rows])
-            quantiles, end_quantiles, state = critic.evaluate(obs, lay_out(starts, truncated), state, extra)  # type: ignore[operator]
+            quantiles, end_quantiles, state = critic.evaluate(obs, lay_out(starts, truncated), state, extra)
             chunks.append(quantiles)
             end_chunks.append(end_quantiles)
         live.critic_states[c] = state
         follow = state.keep(torch.from_numpy(~live.starts).float())
-        after.append(critic.step(torch.from_numpy(buffer.last_observations), follow)[0])  # type: ignore[operator]
+        after.append(critic.step(torch.from_numpy(buffer.last_observations), follow)[0])
         per_critic.append(torch.cat(chunks))
         ends.append(torch.cat(end_chunks))
     write_laws(policy, buffer, per_critic, ends, after, scale)

@@ -52,7 +52,8 @@ def return_law_samples(
         rows[steps, envs] = np.arange(len(terminal_law))
         row = np.where(ended, rows[stop - 1, env], -1)
         ahead[row >= 0] = np.stack(list(terminal_law.values()))[row[row >= 0]]
-    return summed[..., None] + discount[..., None] * resample(ahead, levels, rng)
+    targets: Floats = summed[..., None] + discount[..., None] * resample(ahead, levels, rng)
+    return targets
 
 
 def episode_ends(dones: Bools) -> Ints:

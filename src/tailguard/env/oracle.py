@@ -1,0 +1,104 @@
+"""Oracle markets as environments, and results as fractions of the optimum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+
+from tailguard.env.accounting import AccountRules
+from tailguard.env.costs import Costs
+from tailguard.env.replay import Policy, replay
+from tailguard.env.vec_env import EnvConfig, TradingVecEnv
+from tailguard.market.oracles import CrashMarket, OracleMarket
+
+
+def oracle_config(market: OracleMarket, episode_length: int | None = None) -> EnvConfig:
+    """The market's cost per unit traded and nothing else; its own episode length where it has one."""
+    own = market.episode_length if isinstance(market, CrashMarket) else 250
+    return EnvConfig(
+        episode_length=episode_length or own,
+        costs=Costs(fee_bps=market.cost_bps, half_spread_bps=0, slippage_bps=0, impact=0, borrow_bps_per_year=0),
+        account=AccountRules(gross_cap=market.gross_cap),
+    )
+
+
+def oracle_env(
+    market: OracleMarket,
+    n_envs: int = 1,
+    seed: int = 0,
+    *,
+    n_bars: int = 200_000,
+    episode_length: int | None = None,
+    config: EnvConfig | None = None,
+) -> TradingVecEnv:
+    """Episodes at random places of one long draw; what the agent sees is what the market's optimum assumes it sees."""
+    bars = market.bars(n_bars, seed)
+    return TradingVecEnv(
+        bars,
+        market.features(bars),
+        market.feature_names,
+        n_envs=n_envs,
+        look_back=market.look_back,
+        seed=seed,
+        config=config or oracle_config(market, episode_length),
+    )
+
+
+@dataclass(frozen=True)
+class OracleScore:
+    """What a policy earned per step beside what the best policy earned on the same bars."""
+
+    reward_per_step: float
+    stderr: float
+    optimal_on_path: float
+    """Of the best policy on the same bars: most of the luck cancels in the ratio."""
+    optimal_expected: float
+    """By dynamic programming, for episodes of this length that start flat."""
+    fraction: float
+    """reward_per_step / optimal_on_path; nan where the best is not to trade."""
+    fraction_stderr: float
+    n_steps: int
+
+
+def score(
+    market: OracleMarket, policy: Policy, *, seed: int = 1, n_paths: int = 64, n_steps: int = 2_000
+) -> OracleScore:
+    """Run `policy` once over n_paths stretches of n_steps bars each, which do not overlap; deterministic actions."""
+    earned = path_rewards(market, policy, seed, n_paths, n_steps)
+    best = path_rewards(market, market.policy(), seed, n_paths, n_steps)
+    mean, top = float(earned.mean()), float(best.mean())
+    fraction = mean / top if top != 0.0 else float("nan")
+    # delta method: the ratio of means varies like the mean of (earned - fraction * best) / mean(best)
+    spread = float((earned - fraction * best).std(ddof=1)) / abs(top) if top != 0.0 else float("nan")
+    return OracleScore(
+        reward_per_step=mean,
+        stderr=float(earned.std(ddof=1)) / sqrt(n_paths),
+        optimal_on_path=top,
+        optimal_expected=market.episode_reward(n_steps) / n_steps,
+        fraction=fraction,
+        fraction_stderr=spread / sqrt(n_paths),
+        n_steps=n_paths * n_steps,
+    )
+
+
+def path_rewards(market: OracleMarket, policy: Policy, seed: int, n_paths: int, n_steps: int) -> np.ndarray:
+    """(n_paths,) mean reward per step of stretches that lie one after the other on one draw of the market."""
+    env = stretches_env(market, seed, n_paths, n_steps)
+    rewards: np.ndarray = replay(env, policy, n_steps).reward.mean(axis=0)
+    return rewards
+
+
+def stretches_env(market: OracleMarket, seed: int, n_paths: int, n_steps: int) -> TradingVecEnv:
+    """n_paths environments, the i-th on the i-th stretch of n_steps bars."""
+    bars = market.bars(n_paths * (n_steps + 1) + market.look_back, seed)
+    return TradingVecEnv(
+        bars,
+        market.features(bars),
+        market.feature_names,
+        n_envs=n_paths,
+        look_back=market.look_back,
+        starts=market.look_back + np.arange(n_paths) * (n_steps + 1),
+        config=oracle_config(market, n_steps),
+    )
