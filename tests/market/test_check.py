@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +37,10 @@ def at(row: int, column: str, value: object, source: pl.DataFrame | None = None)
 
 def naive(source: pl.DataFrame) -> pl.DataFrame:
     return source.with_columns(pl.col("ts").dt.replace_time_zone(None))
+
+
+def called_utc(source: pl.DataFrame) -> pl.DataFrame:
+    return source.with_columns(pl.col("ts").dt.replace_time_zone("UTC"))
 
 
 def stamped(ts: np.ndarray) -> pl.DataFrame:
@@ -123,10 +129,12 @@ TRAPS: dict[str, Callable[[], Trap]] = {
     "no_header": lambda: ("1704067200,1,1,1,1,5\n1704070800,1,1,1,1,5\n", {}),
     "wrong_dtype": lambda: (frame().with_columns(close=pl.concat_list("close")), {}),
     "not_a_number": lambda: (HEADER + "1704067200,1,1,1,1,5\n1704070800,1,1,1,one,5\n", {}),
+    "missing_symbol": lambda: (at(7, "symbol", None), {}),
     "bad_stamp": lambda: (frame().with_columns(ts=pl.when(pl.int_range(pl.len()) == 7).then(None).otherwise("ts")), {}),
     "day_or_month": lambda: (HEADER + "1/2/2024,1,1,1,1,5\n1/3/2024,1,1,1,1,5\n", {"tz": "UTC"}),
     "mixed_units": lambda: (mixed_units(), {}),
     "naive": lambda: (naive(frame()), {}),
+    "zone_doubt": lambda: (called_utc(currency_weeks("America/New_York")), {}),
     "mixed_zone": lambda: (HEADER + "2024-01-01T00:00Z,1,1,1,1,5\n2024-01-01 01:00,1,1,1,1,5\n", {}),
     "several_offsets": lambda: (HEADER + "2024-01-01T00:00+01:00,1,1,1,1,5\n2024-01-01T02:00+02:00,1,1,1,1,5\n", {}),
     "newest_first": lambda: (frame().reverse(), {}),
@@ -139,7 +147,7 @@ TRAPS: dict[str, Callable[[], Trap]] = {
     "dst_repeated_hour": lambda: (local_clock("2024-11-01T00:00", 96), {}),
     "dst_impossible": lambda: (naive(hours_from("2024-03-09T00:00", 72)), {"tz": "America/New_York"}),
     "dst_switch": lambda: (currency_weeks("America/New_York"), {}),
-    "dst_sessions": lambda: (currency_weeks("UTC").with_columns(pl.col("ts").dt.replace_time_zone("UTC")), {}),
+    "dst_sessions": lambda: (called_utc(currency_weeks("UTC")), {}),
     "closed_hours": lambda: (currency_weeks("UTC"), {"tz": "UTC"}),
     "gap": lambda: (pl.concat([frame().head(100), frame().slice(110)]), {}),
     "off_grid": lambda: (off_grid(), {}),
@@ -163,11 +171,13 @@ COMPANIONS = {
     "dst_repeated_hour": {"naive", "duplicate"},
     "dst_switch": {"naive", "closed_hours"},
     "dst_sessions": {"closed_hours"},
+    "zone_doubt": {"closed_hours"},
     "closed_hours": {"dst_sessions"},
     "dst_impossible": {"dst_sessions"},
     "close_stamps": {"closed_hours"},
     "unsorted": {"gap"},
     "bad_stamp": {"gap"},
+    "missing_symbol": {"gap"},
     "non_positive_price": {"large_move"},
     "unit_jump": {"large_move"},
     "sorted_as_text": {"gap", "closed_hours"},
@@ -288,8 +298,68 @@ def test_small_batches_find_the_same(tmp_path, monkeypatch):
     for code in ("unsorted", "duplicate", "gap", "unit_jump", "newest_first", "dst_repeated_hour", "swapped_volume"):
         whole = run(TRAPS[code](), tmp_path)
         with monkeypatch.context() as patch:
-            patch.setattr(scan, "BATCH_ROWS", 7)
+            patch.setattr(scan, "BATCH_ROWS", 41)
             assert run(TRAPS[code](), tmp_path) == whole, code
+
+
+PEAK = """
+import sys
+from pathlib import Path
+from tailguard.market import scan
+from tailguard.market.check import check_file
+
+def anonymous_mb():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) / 1024
+
+peaks, totals = [], scan._totals
+def watched(clean, facts):
+    totals(clean, facts)
+    peaks.append(anonymous_mb())
+scan._totals, scan.MAX_STAMPS = watched, 0
+assert check_file(sys.argv[1]).ok
+print(max(peaks[: len(peaks) // 2]), max(peaks))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    """The second half of 370 MB of text takes no more memory than the first."""
+    n, path = 8_000_000, tmp_path / "bars.csv"
+    price = pl.lit(100.0) + (pl.int_range(n) % 97) / 1000
+    seconds = pl.int_range(1_600_000_000, 1_600_000_000 + n).alias("ts")
+    pl.select(seconds, *[price.alias(name) for name in PRICES], pl.lit(1.0).alias("volume")).write_csv(path)
+    done = subprocess.run([sys.executable, "-c", PEAK, str(path)], capture_output=True, text=True, check=True)
+    half, whole = (float(mb) for mb in done.stdout.split())
+    assert whole < half + 50
+
+
+@pytest.mark.parametrize("role", ["ts", "symbol", "close", "volume"])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pl.lit(b"bytes"),
+        pl.lit(1.0).reshape((1, 1)).first(),
+        pl.concat_list(pl.lit(1.0)),
+        pl.struct(pl.lit(1.0)),
+        pl.duration(hours=1),
+        pl.time(1),
+        pl.lit("x").cast(pl.Categorical),
+        pl.lit(None),
+        pl.lit(True),
+    ],
+    ids=["bytes", "array", "list", "struct", "duration", "time", "categorical", "null", "bool"],
+)
+def test_a_column_of_an_odd_type_is_refused_not_crashed_on(role, odd):
+    source = frame(20).with_columns(odd.alias(role))
+    if role == "symbol" and source.schema[role] == pl.Categorical:
+        assert load_bars(source).symbols == ("x",)
+        return
+    with pytest.raises(DataError):
+        load_bars(source)
+    with suppress(DataError):
+        assert not check_file(source).ok
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

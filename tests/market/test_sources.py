@@ -177,6 +177,12 @@ def test_date_and_time_in_two_columns_are_joined(tmp_path):
     assert load_bars(tmp_path / "mt.csv", tz="UTC", symbol="AAA").digest() == Bars(source).digest()
 
 
+def test_windows_line_ends_and_byte_order_marks_are_read(tmp_path):
+    plain = write_csv(tmp_path / "bars.csv", frame(20)).read_bytes()
+    (tmp_path / "windows.csv").write_bytes(b"\xef\xbb\xbf" + plain.replace(b"\n", b"\r\n"))
+    assert load_bars(tmp_path / "windows.csv").digest() == Bars(frame(20)).digest()
+
+
 def test_no_volume_is_said():
     bars = load_bars(frame(50).drop("volume"))
     assert (bars.volume == 0).all()

@@ -131,5 +131,8 @@ def _rate(facts: Facts) -> float | None:
     """The same figure as `Bars.bars_per_year`; None when the file was too long to keep its stamps."""
     if facts.step is None or not facts.stamps or facts.stamps_dropped:
         return None
-    stamps = np.unique(np.concatenate(facts.stamps) >> SYMBOL_BITS)
+    stamps = np.concatenate(facts.stamps)
+    stamps >>= SYMBOL_BITS
+    if facts.backward or len(facts.symbols) > 1:
+        stamps = np.unique(stamps)
     return observed_rate(stamps.astype("datetime64[ms]"), np.timedelta64(facts.step, "ms"))

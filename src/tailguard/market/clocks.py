@@ -9,12 +9,20 @@ import numpy as np
 import polars as pl
 
 from tailguard.market.findings import Finding, finding
-from tailguard.market.scan import MAX_GAPS, Facts, Gap
+from tailguard.market.scan import MAX_GAPS, SYMBOL_BITS, Facts, Gap
 from tailguard.market.sources import Stamp
 from tailguard.market.stamps import DAY_MS, HOUR_MS, StampReading, clock_changes, show, to_utc
 
 _MINUTE_MS = 60_000
-_ZONES = ("America/New_York", "Europe/London", "Europe/Berlin", "America/Chicago", "Europe/Athens", "Australia/Sydney")
+_ZONES = (
+    "UTC",
+    "America/New_York",
+    "Europe/London",
+    "Europe/Berlin",
+    "America/Chicago",
+    "Europe/Athens",
+    "Australia/Sydney",
+)
 _FIXED = ("Etc/GMT+5", "Etc/GMT-2")  # New York's winter time all year; the time of many brokers
 # When markets open, by the clock of New York: the currency week on Sunday evening, shares on weekday mornings.
 _OPENINGS = (("the currency week", (6,), 17 * 60), ("the share market", (0, 1, 2, 3, 4), 9 * 60 + 30))
@@ -47,14 +55,26 @@ def _order(facts: Facts, local: list[Finding], reading: StampReading) -> Iterabl
 
 
 def _duplicates(facts: Facts) -> Iterable[Finding]:
-    if not facts.stamps:
-        return
-    keys = np.concatenate(facts.stamps)
-    order = np.argsort(keys, kind="stable")
-    again = np.flatnonzero(keys[order][1:] == keys[order][:-1]) + 1
-    if len(again):
-        row = int(order[again].min())
-        yield finding("duplicate", row, "the stamp occurred before", len(again))
+    """Neighbours that repeat a stamp, and, in a file out of order, repeats far apart."""
+    if facts.repeats:
+        first = facts.repeats[0]
+        yield finding("duplicate", first.row, show(first.after), len(facts.repeats))
+    elif facts.back_steps and facts.stamps:
+        keys = np.concatenate(facts.stamps)
+        keys.sort()
+        again = keys[1:][keys[1:] == keys[:-1]]
+        if len(again):
+            yield finding(
+                "duplicate", _second_row(facts, int(again[0])), show(int(again[0]) >> SYMBOL_BITS), len(again)
+            )
+
+
+def _second_row(facts: Facts, key: int) -> int:
+    rows, start = [], 0
+    for part in facts.stamps:
+        rows += (np.flatnonzero(part == key) + start).tolist()
+        start += len(part)
+    return int(rows[1])
 
 
 def _daylight_saving(facts: Facts, naive: bool) -> Iterable[Finding]:
@@ -91,10 +111,12 @@ def _wall(utc_ms: int, zone: str) -> int:
 
 def _zone(facts: Facts, naive: bool, tz: str | None) -> Iterable[Finding]:
     """Naive stamps, with the zone that trading hours point to; and clock changes inside the file."""
-    market, zones = _zones_of_sessions(facts, naive)
+    market, zones = _zones_of_sessions(facts, [*_ZONES, *_FIXED] if naive else ["UTC"])
     if naive:
         hint = f"The open of {market} fits {' or '.join(zones)}: pass tz={zones[0]!r}." if zones else None
         yield finding("naive", 0, show(facts.span[0] if facts.span else None), facts.rows, hint)
+    elif not zones and tz in (None, "UTC"):
+        yield from _mislabelled(facts)
     local = tz if tz is not None else (zones[0] if naive and zones else None)
     if facts.span is None or (local is None and not zones):
         return
@@ -104,9 +126,15 @@ def _zone(facts: Facts, naive: bool, tz: str | None) -> Iterable[Finding]:
     elif changes and naive:
         yield finding("dst_switch", None, f"{local} changes its clocks {_dates(changes)}")
     elif changes:
-        yield finding(
-            "dst_sessions", None, f"{local} changes its clocks {_dates(changes)}; converted with the zone's rules"
-        )
+        yield finding("dst_sessions", None, f"{local} changes its clocks {_dates(changes)}; converted by its rules")
+
+
+def _mislabelled(facts: Facts) -> Iterable[Finding]:
+    """Stamps called UTC whose sessions open on time only if they are read as local time."""
+    market, zones = _zones_of_sessions(facts, [zone for zone in (*_ZONES, *_FIXED) if zone != "UTC"])
+    if zones:
+        value = f"{market} opens on time when stamps are read as {' or '.join(zones)}"
+        yield finding("zone_doubt", 0, value, facts.rows)
 
 
 def _dates(changes: list[tuple[int, int]]) -> str:
@@ -114,8 +142,8 @@ def _dates(changes: list[tuple[int, int]]) -> str:
     return f"on {shown}" + (f" and {len(changes) - 4} times more" if len(changes) > 4 else "")
 
 
-def _zones_of_sessions(facts: Facts, naive: bool) -> tuple[str, list[str]]:
-    """The zones in which this file's sessions open when a known market does; UTC only, when stamps are instants."""
+def _zones_of_sessions(facts: Facts, zones: list[str]) -> tuple[str, list[str]]:
+    """A market, and those of the zones in which this file's sessions open when that market does."""
     if facts.step is None or facts.step >= DAY_MS:
         return "", []
     for market, weekdays, minute in _OPENINGS:
@@ -123,8 +151,7 @@ def _zones_of_sessions(facts: Facts, naive: bool) -> tuple[str, list[str]]:
         opens = pl.Series([gap.after for gap in facts.gaps if gap.after - gap.before > least], dtype=pl.Int64)
         if len(opens) < 3:
             continue
-        fits = ["UTC", *_ZONES, *_FIXED] if naive else ["UTC"]
-        fits = [zone for zone in fits if _share_at(opens, zone, weekdays, minute, facts.step) >= 0.8]
+        fits = [zone for zone in zones if _share_at(opens, zone, weekdays, minute, facts.step) >= 0.8]
         if fits:
             return market, fits
     return "", []

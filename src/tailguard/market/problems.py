@@ -49,6 +49,11 @@ PROBLEMS: dict[str, Problem] = {
         "A cell that must be a number is not.",
         "Write plain numbers with a decimal point, or drop the row.",
     ),
+    "missing_symbol": Problem(
+        "error",
+        "A row does not say which symbol it belongs to.",
+        "Complete the symbol or drop the row.",
+    ),
     # stamps
     "bad_stamp": Problem(
         "error",
@@ -69,6 +74,11 @@ PROBLEMS: dict[str, Problem] = {
         "error",
         "Stamps do not say their time zone, so the instant of every bar is unknown.",
         "Pass tz='UTC' or the zone of the exchange, such as tz='America/New_York'.",
+    ),
+    "zone_doubt": Problem(
+        "warning",
+        "Stamps say UTC, but trading hours say local time: a zone may have been put on without conversion.",
+        "Compare one bar with another source; load the stamps without their zone and pass the right tz=.",
     ),
     "mixed_zone": Problem(
         "error",

@@ -18,12 +18,12 @@ from polars.exceptions import PolarsError
 
 from tailguard.market.bars import PRICES
 from tailguard.market.layout import Layout
-from tailguard.market.sources import stamp_column, swapped_volume
+from tailguard.market.sources import may_hold_numbers, names_of, stamp_column, swapped_volume
 from tailguard.market.stamps import DAY_MS, StampReading, show, to_utc, unix_units, zones_in
 from tailguard.market.tables import Table, ragged_line
 
 BATCH_ROWS = 100_000
-MAX_STAMPS = 50_000_000
+MAX_STAMPS = 20_000_000
 MAX_GAPS = 100_000
 FLAT_BARS = 20
 SYMBOL_BITS = 16
@@ -142,9 +142,7 @@ def _clean(
         "row": pl.Series(np.arange(first_row, first_row + batch.height)),
         "raw": raw.cast(pl.String, strict=False),
         "ms": parsed["ms"],
-        "symbol": batch[layout.roles["symbol"]].cast(pl.String)
-        if "symbol" in layout.roles
-        else pl.repeat("", batch.height, eager=True),
+        "symbol": _symbols(batch, layout),
     }
     clean = pl.DataFrame(columns)
     facts.hit("bad_stamp", bad := clean.filter(pl.col("ms").is_null()), repr(bad["raw"][0]) if bad.height else "")
@@ -152,6 +150,8 @@ def _clean(
         clean = clean.with_columns(ms=to_utc(clean["ms"], tz, ambiguous), wall=clean["ms"])
         lost = clean.filter(pl.col("ms").is_null() & pl.col("wall").is_not_null())
         facts.hit("dst_impossible", lost, f"{show(lost['wall'][0])} in {tz}" if lost.height else "")
+    if "symbol" in layout.roles:
+        facts.hit("missing_symbol", clean.filter(pl.col("symbol") == ""), "empty")
     for role in _NUMBERS:
         if role in layout.roles:
             clean = clean.with_columns(_number(batch[layout.roles[role]], role, clean, facts).alias(role))
@@ -163,11 +163,11 @@ def _clean(
 def _symbols(batch: pl.DataFrame, layout: Layout) -> pl.Series:
     if "symbol" not in layout.roles:
         return pl.repeat("", batch.height, eager=True)
-    return batch[layout.roles["symbol"]].cast(pl.String).fill_null("")
+    return names_of(batch[layout.roles["symbol"]]).fill_null("")
 
 
 def _number(column: pl.Series, role: str, clean: pl.DataFrame, facts: Facts) -> pl.Series:
-    if column.dtype.is_nested() or column.dtype.is_temporal() or column.dtype == pl.Binary:
+    if not may_hold_numbers(column.dtype):
         facts.hit("wrong_dtype", clean.head(1), f"{role} has the type {column.dtype}")
         return pl.repeat(None, len(column), dtype=pl.Float64, eager=True)
     values = column.cast(pl.Float64, strict=False)
@@ -244,9 +244,10 @@ def _gaps(pairs: pl.DataFrame, delta: npt.NDArray[Any], facts: Facts) -> None:
 
 def _moves(pairs: pl.DataFrame, facts: Facts) -> None:
     """Splits and bad ticks: the price between two bars, and over one bar."""
-    known = pairs.filter((pl.col("last_close") > 0) & (pl.col("open") > 0) & (pl.col("close") > 0))
-    between = np.log((known["open"] / known["last_close"]).to_numpy())
-    over = np.log((known["close"] / known["last_close"]).to_numpy())
+    prices = ("open", "close", "last_close")
+    known = pairs.filter(pl.all_horizontal((pl.col(name) > 0) & pl.col(name).is_finite() for name in prices))
+    opened, closed, before = (np.log(known[name].to_numpy()) for name in prices)
+    between, over = opened - before, closed - before
     near = np.abs(np.abs(between)[:, None] - _FACTORS).min(axis=1, initial=np.inf) < 0.06
     jump = (np.abs(between) > _JUMP * 0.95) & near
     for code, flag in (("unit_jump", jump), ("large_move", (np.abs(over) > _LARGE) & ~jump)):
@@ -298,8 +299,9 @@ def _totals(clean: pl.DataFrame, facts: Facts) -> None:
 
 
 def _activity(stamped: pl.DataFrame, facts: Facts) -> None:
-    priced = stamped.filter((pl.col("low") > 0) & (pl.col("high") >= pl.col("low")))
-    ranges = np.log((priced["high"] / priced["low"]).to_numpy())
+    sane = (pl.col("low") > 0) & (pl.col("high") >= pl.col("low")) & pl.col("high").is_finite()
+    priced = stamped.filter(sane)
+    ranges = np.log(priced["high"].to_numpy()) - np.log(priced["low"].to_numpy())
     minute = (priced["ms"].to_numpy() // 60_000) % 60
     for i, power in enumerate((np.ones_like(ranges), ranges, ranges**2)):
         facts.activity[i] += np.bincount(minute, power, minlength=60)

@@ -107,7 +107,7 @@ def frame_of(
     roles = layout.roles
     out: dict[str, pl.Series] = {"ts": ms.cast(STAMP)}
     if "symbol" in roles:
-        out["symbol"] = frame[roles["symbol"]].cast(pl.String)
+        out["symbol"] = names_of(frame[roles["symbol"]])
     else:
         name = symbol or (
             Path(table.label).stem if table.label.startswith(("/", ".")) or "." in table.label else "asset"
@@ -125,6 +125,8 @@ def frame_of(
 
 def numbers(column: pl.Series, role: str, table: Table) -> pl.Series:
     """The column as float64; the first cell that is no number is named."""
+    if not may_hold_numbers(column.dtype):
+        raise DataError(f"{table.label}: {role} has the type {column.dtype}. Store the column as float64 or int64.")
     values = column.cast(pl.Float64, strict=False)
     broken = (values.is_null() & column.is_not_null()).arg_true()
     if len(broken):
@@ -134,6 +136,18 @@ def numbers(column: pl.Series, role: str, table: Table) -> pl.Series:
             f"cells. Write plain numbers with a decimal point and no thousands separator, or drop the rows."
         )
     return values
+
+
+def may_hold_numbers(dtype: pl.DataType) -> bool:
+    """Numbers, or text that may be numbers; not dates, lists, bytes or categories."""
+    return dtype.is_numeric() or dtype in (pl.String, pl.Null)
+
+
+def names_of(column: pl.Series) -> pl.Series:
+    """A symbol column as text."""
+    if not (column.dtype.is_numeric() or column.dtype in (pl.String, pl.Categorical, pl.Enum, pl.Null)):
+        raise DataError(f"The symbol column {column.name!r} has the type {column.dtype}. Symbols are text.")
+    return column.cast(pl.String)
 
 
 def _utc(
