@@ -1,4 +1,4 @@
-"""The pool must be as good as fresh draws where an optimizer could notice: moments, independence over time and space."""
+"""The pool is as good as fresh draws where an optimizer could notice: moments, independence in time and space."""
 
 from __future__ import annotations
 

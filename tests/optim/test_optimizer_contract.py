@@ -107,8 +107,12 @@ def test_a_loaded_optimizer_shares_no_memory_with_its_source(ours):
     train(model, optimizer, 2, seed=1)
     twin = ours(copy.deepcopy(model).parameters())
     twin.load_state_dict(optimizer.state_dict())
-    mine = {value.data_ptr() for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)}
-    theirs = {value.data_ptr() for state in twin.state.values() for value in state.values() if isinstance(value, Tensor)}
+    mine = {
+        value.data_ptr() for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)
+    }
+    theirs = {
+        value.data_ptr() for state in twin.state.values() for value in state.values() if isinstance(value, Tensor)
+    }
     assert not mine & theirs
 
 
@@ -265,7 +269,9 @@ def test_hyperparameters_that_cannot_be_meant_are_refused_by_name(ours, bad):
         ours(network().parameters()).add_param_group({"params": [nn.Parameter(torch.ones(1))], **bad})
 
 
-@pytest.mark.parametrize("bad", [{"betas": (0.9, 1.0)}, {"betas": (0.9,)}, {"betas": (float("nan"), 0.9)}, {"eps": 0.0}])
+@pytest.mark.parametrize(
+    "bad", [{"betas": (0.9, 1.0)}, {"betas": (0.9,)}, {"betas": (float("nan"), 0.9)}, {"eps": 0.0}]
+)
 def test_adam_options_that_cannot_be_meant_are_refused(bad):
     for ours in (AdaptiveUPGD, UPGDW):
         with pytest.raises(ConfigError, match=next(iter(bad))):

@@ -68,7 +68,9 @@ def test_the_second_step_averages_utility_with_bias_correction(fused):
     optimizer.step()
     average = torch.tensor([0.1 * 0.9 + 0.1, 0.1 * 0.9 * 0.5 - 0.1 * 2.0])
     assert_close(optimizer.state[w]["avg_utility"], average)
-    expected = (gate(1.0) + gate(float(average[1] / average[0]))) / 2  # the correction is the same for both, so it cancels
+    expected = (
+        gate(1.0) + gate(float(average[1] / average[0]))
+    ) / 2  # the correction is the same for both, so it cancels
     assert optimizer.mean_gate == pytest.approx(expected, abs=1e-6)
 
 

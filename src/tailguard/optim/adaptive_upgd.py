@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tailguard.optim import kernels
-from tailguard.optim.gating import Batch, Gate, GatedOptimizer, Protect, StepNoise, extremes_of, flat, track_utility
+from tailguard.optim.gating import Batch, Gate, GatedOptimizer, Protect, StepNoise, track_utility
 
 
 class AdaptiveUPGD(GatedOptimizer):
@@ -69,21 +69,16 @@ class AdaptiveUPGD(GatedOptimizer):
         """The share of weight decay that enters the gradient."""
         return float(group["weight_decay"])
 
-    def _track(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _track(self, batch: Batch) -> tuple[float, float]:
         return self._track_fused(batch) if batch.fused else self._track_torch(batch)
 
-    def _track_fused(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _track_fused(self, batch: Batch) -> tuple[float, float]:
         keeps = [1.0 - beta for beta in (batch.group["beta_utility"], *batch.group["betas"])]
         numbers = [np.float32(number) for number in (*keeps, self._l2(batch.group))]
-        extremes = [
-            kernels.track_utility_and_moments(
-                flat(param), flat(grad), *(flat(state[name]) for name in self.buffers), *numbers
-            )
-            for param, grad, state in zip(batch.params, batch.grads, batch.states, strict=True)
-        ]
-        return extremes_of(extremes)
+        extremes = [kernels.track_utility_and_moments(*arrays, *numbers) for arrays in batch.arrays]
+        return min(low for low, _ in extremes), max(high for _, high in extremes)
 
-    def _track_torch(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _track_torch(self, batch: Batch) -> tuple[float, float]:
         extremes = track_utility(batch, self.gate)
         l2, grads = self._l2(batch.group), batch.grads
         if l2 > 0:
@@ -112,12 +107,8 @@ class AdaptiveUPGD(GatedOptimizer):
     def _move_fused(self, batch: Batch, centre: float, width: float, noise: StepNoise | None) -> float:
         common = self._fused_arguments(batch, centre, width, noise)
         scale, eps = map(np.float32, self._corrections(batch))
-        kicks = self._fused_noise(batch, noise)
-        arrays = [
-            [flat(state[name]) for name in ("first_moment", "sec_moment", "avg_utility")] for state in batch.states
-        ]
         total: float = sum(
-            kernels.move_along_adam(flat(param), *state, kick, *common, scale, eps)
-            for param, state, kick in zip(batch.params, arrays, kicks, strict=True)
+            kernels.move_along_adam(*arrays, kick, *common, scale, eps)
+            for arrays, kick in zip(batch.arrays, self._fused_noise(batch, noise), strict=True)
         )
         return total

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -36,6 +35,7 @@ class Batch:
     grads: list[Tensor]
     states: list[dict[str, Any]]
     positions: list[int]  # of each parameter in the concatenation of all: where its noise is read
+    arrays: list[list[Array]]  # of a fused batch: parameter, gradient and buffers as the kernels take them
 
     def column(self, name: str) -> list[Tensor]:
         return [state[name] for state in self.states]
@@ -50,8 +50,8 @@ class Batch:
 class GateRange:
     """The gate's argument is (utility - centre) / width; an infinite width switches the gate off: exactly 1."""
 
-    centre: Tensor
-    width: Tensor
+    centre: float
+    width: float
 
 
 @dataclass
@@ -136,7 +136,7 @@ class GatedOptimizer(Optimizer):
 
     # What a subclass defines
 
-    def _track(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _track(self, batch: Batch) -> tuple[float, float]:
         """Update the averages of this batch; returns (min, max) of its uncorrected utility average."""
         raise NotImplementedError
 
@@ -154,23 +154,15 @@ class GatedOptimizer(Optimizer):
 
     # The gate
 
-    def _gate_range(self, batches: list[Batch], extremes: list[tuple[Tensor, Tensor]]) -> GateRange:
+    def _gate_range(self, batches: list[Batch], extremes: list[tuple[float, float]]) -> GateRange:
         """Extremes over all parameters of the bias-corrected utilities, as centre and width of the gate."""
-        dtype = reduce(torch.promote_types, (batch.params[0].dtype for batch in batches))
-        device = batches[0].params[0].device
-        corrected = [
-            torch.stack([low, high]).to(device=device, dtype=dtype) / batch.correction
-            for batch, (low, high) in zip(batches, extremes, strict=True)
-        ]
-        bounds = torch.stack(corrected)
-        low, high = bounds[:, 0].min(), bounds[:, 1].max()
-        never = torch.full_like(high, math.inf)
+        low = min(low / batch.correction for batch, (low, _) in zip(batches, extremes, strict=True))
+        high = max(high / batch.correction for batch, (_, high) in zip(batches, extremes, strict=True))
         if self.gate == "max":  # no weight is of use: nothing to compare with, so nobody is protected
-            return GateRange(torch.zeros_like(high), torch.where(high > 0, high, never))
+            return GateRange(0.0, high if high > 0 else math.inf)
         # utilities that differ by rounding alone are equal, whatever their size
-        rounding = 8 * torch.finfo(dtype).eps * torch.maximum(high.abs(), low.abs())
-        width = torch.where(high - low > rounding, (high - low) / 2, never)
-        return GateRange((high + low) / 2, width)
+        rounding = 8 * max(torch.finfo(batch.params[0].dtype).eps for batch in batches) * max(abs(high), abs(low))
+        return GateRange((high + low) / 2, (high - low) / 2 if high - low > rounding else math.inf)
 
     # Noise
 
@@ -203,15 +195,14 @@ class GatedOptimizer(Optimizer):
         """Decay, then step along the gated direction; returns the sum of the gates."""
         centre, width = gates.centre * batch.correction, gates.width * batch.correction
         if batch.fused:
-            total = self._move_fused(batch, float(centre), float(width), noise)
+            total = self._move_fused(batch, centre, width, noise)
             torch.autograd.graph.increment_version(batch.params)  # numba writes behind autograd's back
             return torch.tensor(total)
         return self._move_torch(batch, centre, width, noise)
 
-    def _move_torch(self, batch: Batch, centre: Tensor, width: Tensor, noise: StepNoise | None) -> Tensor:
-        device, dtype = batch.params[0].device, batch.params[0].dtype
-        gate = list(torch._foreach_add(batch.column("avg_utility"), centre.to(device, dtype).neg()))
-        torch._foreach_div_(gate, width.to(device, dtype).neg())
+    def _move_torch(self, batch: Batch, centre: float, width: float, noise: StepNoise | None) -> Tensor:
+        gate = list(torch._foreach_sub(batch.column("avg_utility"), centre))
+        torch._foreach_div_(gate, -width)
         torch._foreach_sigmoid_(gate)
         torch._foreach_mul_(gate, 2.0)
         step = list(torch._foreach_mul(self._direction(batch), 1.0))
@@ -235,8 +226,9 @@ class GatedOptimizer(Optimizer):
     def _fused_noise(self, batch: Batch, noise: StepNoise | None) -> list[Array]:
         """Noise per parameter; without noise any finite array serves, because the kernel multiplies it with zero."""
         if noise is None:
-            return [flat(utility) for utility in batch.column("avg_utility")]
-        return [flat(kick) for kick in self._noise_of(batch, noise)]
+            return [arrays[2] for arrays in batch.arrays]
+        pool = self.noise.read(batch.params[0].device, batch.params[0].dtype).numpy()[noise.offset :]
+        return [pool[at : at + arrays[0].size] for at, arrays in zip(batch.positions, batch.arrays, strict=True)]
 
     # Collecting what steps
 
@@ -254,12 +246,14 @@ class GatedOptimizer(Optimizer):
                 fused = self.fused and is_fusable(param)
                 key = (index, state["step"], fused, param.device, param.dtype)
                 if key not in batches:
-                    batches[key] = Batch(group, state["step"], fused, [], [], [], [])
+                    batches[key] = Batch(group, state["step"], fused, [], [], [], [], [])
                 batch = batches[key]
                 batch.params.append(param)
-                batch.grads.append(param.grad.contiguous() if fused else param.grad)
+                batch.grads.append(param.grad)
                 batch.states.append(state)
                 batch.positions.append(positions[param])
+                if fused:
+                    batch.arrays.append([flat(param), flat(param.grad), *(flat(state[name]) for name in self.buffers)])
         return list(batches.values())
 
     def _state_of(self, param: Tensor) -> dict[str, Any]:
@@ -351,17 +345,12 @@ class GatedOptimizer(Optimizer):
 
 
 def flat(tensor: Tensor) -> Array:
-    """A contiguous CPU tensor as a one-dimensional array on the same memory."""
-    return tensor.detach().view(-1).numpy()
-
-
-def extremes_of(pairs: list[tuple[float, float]]) -> tuple[Tensor, Tensor]:
-    """(min, max) over what the kernels found per tensor."""
-    return torch.tensor(min(low for low, _ in pairs)), torch.tensor(max(high for _, high in pairs))
+    """A CPU tensor as a one-dimensional array: on the same memory when it is contiguous, as a copy otherwise."""
+    return tensor.detach().numpy().reshape(-1)
 
 
 def is_fusable(param: Tensor) -> bool:
-    return param.device.type == "cpu" and param.dtype == torch.float32 and param.is_contiguous()
+    return param.is_cpu and param.dtype is torch.float32 and param.is_contiguous()
 
 
 def check_hyperparameters(optimizer: str, group: Mapping[str, Any]) -> None:
@@ -380,11 +369,11 @@ def check_hyperparameters(optimizer: str, group: Mapping[str, Any]) -> None:
             raise ConfigError(f"{optimizer}: {name} has {value!r}; an averaging factor lies in [0, 1).")
 
 
-def track_utility(batch: Batch, gate: Gate) -> tuple[Tensor, Tensor]:
+def track_utility(batch: Batch, gate: Gate) -> tuple[float, float]:
     """avg_utility <- beta avg_utility + (1 - beta) (-g w); returns its (min, max), the min only where it is used."""
     utility, beta = batch.column("avg_utility"), batch.group["beta_utility"]
     torch._foreach_mul_(utility, beta)
     torch._foreach_addcmul_(utility, batch.grads, batch.params, -(1.0 - beta))
-    high = torch.stack(torch._foreach_max(utility)).max()
-    low = -torch.stack(torch._foreach_max(torch._foreach_neg(utility))).max() if gate == "minmax" else high
+    high = float(torch.stack(torch._foreach_max(utility)).max())
+    low = -float(torch.stack(torch._foreach_max(torch._foreach_neg(utility))).max()) if gate == "minmax" else high
     return low, high

@@ -21,10 +21,22 @@ ROUNDING = 1e-6  # a mean below this share of the gradient's size is what roundi
 
 
 @dataclass
+class Piece:
+    """A parameter, where it lies in the flat mean, which of the K tensors it holds, and where each of them ends."""
+
+    start: int
+    end: int
+    tensors: slice
+    ends: Array
+    param: Tensor
+
+
+@dataclass
 class Observation:
     """One step's gradient merged into the statistics, waiting for the step to be taken."""
 
     seen: Array  # (K,) which tensors had a gradient
+    weights: Array  # (K,) of this observation in the new averages, 0 where there was no gradient
     power: Array  # (K,) sum of squares of what was observed
     signal: Array  # (K,) sum of squares of the new mean
 
@@ -62,6 +74,12 @@ class GradientStatistics:
             sizes = list(segments)
         self.sizes = np.array(sizes, dtype=np.int64)  # (K,)
         self.segmented = segments is not None
+        starts = np.concatenate([[0], np.cumsum([param.numel() for param in self.params])])
+        holds = [slice(0, len(sizes))] if self.segmented else [slice(i, i + 1) for i in range(len(sizes))]
+        ends = [np.cumsum(self.sizes[tensors]) for tensors in holds]
+        self.pieces = [
+            Piece(int(starts[i]), int(starts[i + 1]), holds[i], ends[i], param) for i, param in enumerate(self.params)
+        ]
 
     def reset(self) -> None:
         """Forget everything seen."""
@@ -77,6 +95,7 @@ class GradientStatistics:
         self.power, self.signal = np.zeros(k), np.zeros(k)
         self.counts = np.zeros(k, dtype=np.int64)
         self.pending: Observation | None = None
+        self._ratio: float | None = 0.0  # of the committed statistics, once somebody asked
 
     def ratios(self) -> Array:
         """(K,) noise-to-signal ratio; 0 for a tensor seen less than twice.
@@ -92,11 +111,10 @@ class GradientStatistics:
 
     def ratio(self) -> float:
         """Mean of the ratios weighted by tensor size, over the tensors seen at least twice."""
-        known = self.counts >= 2
-        if not known.any():
-            return 0.0
-        sizes = self.sizes[known]
-        return float(self.ratios()[known] @ sizes / sizes.sum())
+        if self._ratio is None:
+            sizes = np.where(self.counts >= 2, self.sizes, 0)
+            self._ratio = float(self.ratios() @ sizes / max(1, sizes.sum()))
+        return self._ratio
 
     def _overlap(self) -> Array:
         """Sum of squared weights of the average after t steps: one over its effective number of samples."""
@@ -115,10 +133,11 @@ class GradientStatistics:
         # one bad gradient would stay in the averages for ever
         if new is None or not np.isfinite(new.power).all():
             return False
-        self.power += self._weights(new.seen) * (new.power - self.power)
+        self.power += new.weights * (new.power - self.power)
         self.signal = new.signal
         self.mean, self.spare = self.spare, self.mean
         self.counts += new.seen
+        self._ratio = None
         return True
 
     @torch.no_grad()
@@ -128,14 +147,14 @@ class GradientStatistics:
         self._refuse_sparse()
         if self.segmented:
             seen = np.repeat(seen, self.sizes.size)
-        new = Observation(seen, np.zeros(self.sizes.size), np.zeros(self.sizes.size))
+        new = Observation(seen, self._weights(seen), np.zeros(self.sizes.size), np.zeros(self.sizes.size))
         fused = all(is_fusable(param) for param in self.params)
         if self.statistic != "elementwise":
-            self._merge(self._tensor_values(fused), np.ones_like(self.sizes), new)
+            self._merge_values(self._tensor_values(fused), new)
         elif fused:
             self._merge_fused(new)
         else:
-            self._merge(self._flat_gradient(), self.sizes, new)
+            self._merge_torch(new)
         self.pending = new if seen.any() else None
 
     def _refuse_sparse(self) -> None:
@@ -144,29 +163,36 @@ class GradientStatistics:
 
     def _merge_fused(self, new: Observation) -> None:
         """One pass over each gradient: new mean, its squares and the gradient's."""
-        weights = self._weights(new.seen).astype(np.float32)
+        weights = new.weights.astype(np.float32)
         mean, spare = self.mean.numpy(), self.spare.numpy()
-        for start, end, tensors, param in self._pieces():
-            if param.grad is None:
-                spare[start:end] = mean[start:end]
-                new.signal[tensors] = self.signal[tensors]
+        for piece in self.pieces:
+            here, tensors = slice(piece.start, piece.end), piece.tensors
+            if piece.param.grad is None:
+                spare[here], new.signal[tensors] = mean[here], self.signal[tensors]
                 continue
             kernels.average_gradient(
-                flat(param.grad.contiguous()),
-                mean[start:end],
-                spare[start:end],
+                flat(piece.param.grad),
+                mean[here],
+                spare[here],
                 weights[tensors.start],
-                np.cumsum(self.sizes[tensors]),
+                piece.ends,
                 new.power[tensors],
                 new.signal[tensors],
             )
 
-    def _merge(self, values: Tensor, sizes: Array, new: Observation) -> None:
-        """The torch route: any device and type, and one transfer of 2 K numbers to the host."""
-        lengths = torch.from_numpy(sizes).to(values.device)
-        weights = torch.from_numpy(self._weights(new.seen)).to(self.mean.device, self.mean.dtype)
-        torch.lerp(self.mean, values.to(self.mean.dtype), weights.repeat_interleave(lengths), out=self.spare)
-        squares = torch.stack([values.double().square(), self.spare.double().square()], dim=1)
+    def _merge_values(self, values: Array, new: Observation) -> None:
+        """One number per tensor: the host's own arithmetic."""
+        mean, spare = self.mean.numpy(), self.spare.numpy()
+        spare[:] = mean + new.weights * (values - mean)
+        new.power[:], new.signal[:] = values**2, spare**2
+
+    def _merge_torch(self, new: Observation) -> None:
+        """Any device and type, and one transfer of 2 K numbers to the host."""
+        gradient = self._flat_gradient()
+        lengths = torch.from_numpy(self.sizes).to(gradient.device)
+        weights = torch.from_numpy(new.weights).to(self.mean.device, self.mean.dtype)
+        torch.lerp(self.mean, gradient.to(self.mean.dtype), weights.repeat_interleave(lengths), out=self.spare)
+        squares = torch.stack([gradient.double().square(), self.spare.double().square()], dim=1)
         new.power[:], new.signal[:] = torch.segment_reduce(squares, "sum", lengths=lengths).cpu().numpy().T
 
     def _flat_gradient(self) -> Tensor:
@@ -175,21 +201,20 @@ class GradientStatistics:
             [param.new_zeros(param.numel()) if param.grad is None else param.grad.reshape(-1) for param in self.params]
         )
 
-    def _tensor_values(self, fused: bool) -> Tensor:
+    def _tensor_values(self, fused: bool) -> Array:
         """(K,) the mean or the norm of each tensor."""
         sums, squares = self._sums_fused() if fused else self._sums_torch()
         if self.statistic == "norm":
-            return torch.from_numpy(np.sqrt(squares))
+            return np.sqrt(squares)
         means = sums / self.sizes
         rms = np.sqrt(squares / self.sizes)
-        return torch.from_numpy(np.where(np.abs(means) <= ROUNDING * rms, 0.0, means))
+        return np.where(np.abs(means) <= ROUNDING * rms, 0.0, means)
 
     def _sums_fused(self) -> tuple[Array, Array]:
         sums, squares = np.zeros(self.sizes.size), np.zeros(self.sizes.size)
-        for _, _, tensors, param in self._pieces():
-            if param.grad is not None:
-                ends = np.cumsum(self.sizes[tensors])
-                kernels.segment_sums(flat(param.grad.contiguous()), ends, sums[tensors], squares[tensors])
+        for piece in self.pieces:
+            if piece.param.grad is not None:
+                kernels.segment_sums(flat(piece.param.grad), piece.ends, sums[piece.tensors], squares[piece.tensors])
         return sums, squares
 
     def _sums_torch(self) -> tuple[Array, Array]:
@@ -198,16 +223,6 @@ class GradientStatistics:
         both = torch.stack([gradient, gradient.square()], dim=1)
         sums, squares = torch.segment_reduce(both, "sum", lengths=lengths).cpu().numpy().T
         return sums, squares
-
-    def _pieces(self) -> Iterable[tuple[int, int, slice, Tensor]]:
-        """(start, end, tensors, parameter): where each parameter lies in the flat mean, and which tensors it holds."""
-        if self.segmented:
-            yield 0, self.params[0].numel(), slice(0, self.sizes.size), self.params[0]
-            return
-        start = 0
-        for index, param in enumerate(self.params):
-            yield start, start + param.numel(), slice(index, index + 1), param
-            start += param.numel()
 
     def state_dict(self) -> dict[str, Any]:
         """What was committed; an observation that waits for its step is not state."""
@@ -224,4 +239,5 @@ class GradientStatistics:
         self.power = state["power"].cpu().numpy().astype(np.float64)
         self.signal = state["signal"].cpu().numpy().astype(np.float64)
         self.counts = state["counts"].cpu().numpy().astype(np.int64)
+        self._ratio = None
         self.pending = None

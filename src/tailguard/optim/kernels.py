@@ -122,7 +122,7 @@ def move_along_gradient(w, g, u, noise, centre, width, rate, decay, sigma, prote
 
 
 @compiled
-def move_along_adam(w, m, v, u, noise, centre, width, rate, decay, sigma, protect_weights, scale, eps):  # type: ignore[no-untyped-def]
+def move_along_adam(w, g, u, m, v, noise, centre, width, rate, decay, sigma, protect_weights, scale, eps):  # type: ignore[no-untyped-def]
     """Gated step along scale * m / (sqrt(v) + eps); returns the sum of the gates."""
     n = w.size
     lanes = min(BLOCK, n)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tailguard.optim import kernels
-from tailguard.optim.gating import Batch, Gate, GatedOptimizer, Protect, StepNoise, extremes_of, flat, track_utility
+from tailguard.optim.gating import Batch, Gate, GatedOptimizer, Protect, StepNoise, track_utility
 
 
 class UPGD(GatedOptimizer):
@@ -50,24 +50,20 @@ class UPGD(GatedOptimizer):
             fused=fused,
         )
 
-    def _track(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _track(self, batch: Batch) -> tuple[float, float]:
         if not batch.fused:
             return track_utility(batch, self.gate)
         keep = np.float32(1.0 - batch.group["beta_utility"])
-        extremes = [
-            kernels.track_utility(flat(param), flat(grad), flat(state["avg_utility"]), keep)
-            for param, grad, state in zip(batch.params, batch.grads, batch.states, strict=True)
-        ]
-        return extremes_of(extremes)
+        extremes = [kernels.track_utility(*arrays, keep) for arrays in batch.arrays]
+        return min(low for low, _ in extremes), max(high for _, high in extremes)
 
     def _direction(self, batch: Batch) -> list[Tensor]:
         return batch.grads
 
     def _move_fused(self, batch: Batch, centre: float, width: float, noise: StepNoise | None) -> float:
         common = self._fused_arguments(batch, centre, width, noise)
-        kicks = self._fused_noise(batch, noise)
         total: float = sum(
-            kernels.move_along_gradient(flat(param), flat(grad), flat(state["avg_utility"]), kick, *common)
-            for param, grad, state, kick in zip(batch.params, batch.grads, batch.states, kicks, strict=True)
+            kernels.move_along_gradient(*arrays, kick, *common)
+            for arrays, kick in zip(batch.arrays, self._fused_noise(batch, noise), strict=True)
         )
         return total

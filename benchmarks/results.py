@@ -1,0 +1,47 @@
+"""RESULTS.md, section by section: each benchmark writes its own, with the command and the machine that made it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "RESULTS.md"
+PACKAGES = ("torch", "numpy", "numba", "stable-baselines3")
+HEAD = "# Results\n\nEvery figure here was measured by the command beside it; run it to measure your own.\n"
+
+
+def write_section(name: str, title: str, command: str, body: str, path: Path = RESULTS) -> None:
+    """Replace the section `name`, or add it at the end."""
+    begin, end = f"<!-- section:{name} -->", f"<!-- /section:{name} -->"
+    section = f"{begin}\n## {title}\n\n`{command}`  \n{machine()}\n\n{body.strip()}\n{end}"
+    text = path.read_text() if path.exists() else HEAD
+    if begin in text and end in text:
+        before, rest = text.split(begin, 1)
+        text = before + section + rest.split(end, 1)[1]
+    else:
+        text = text.rstrip("\n") + "\n\n" + section + "\n"
+    path.write_text(text)
+
+
+def machine() -> str:
+    """CPU model, cores and the versions that decide speed and bits."""
+    versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
+    return f"{cpu_model()}, {os.cpu_count()} cores; Python {platform.python_version()}, {versions}"
+
+
+def cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    names = (
+        [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        if info.exists()
+        else []
+    )
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def markdown_table(header: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines)
