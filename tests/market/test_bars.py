@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import polars as pl
 import pytest
@@ -9,7 +12,7 @@ from market_data import HOUR, MINUTE, frame, random_bars
 from numpy.testing import assert_array_equal
 
 from tailguard.errors import DataError
-from tailguard.market import Bars
+from tailguard.market import Bars, load_bars
 
 
 def from_stamps(ts: np.ndarray) -> Bars:
@@ -23,6 +26,20 @@ def test_bars_cannot_change():
         bars.step = MINUTE  # type: ignore[misc]
     with pytest.raises(ValueError, match="read-only"):
         bars.close[0, 0] = 1.0
+
+
+def test_bars_travel_to_worker_processes_unchanged():
+    bars = load_bars(frame(30).with_columns(venue=pl.lit("X"), funding=pl.lit(0.5)))
+    for twin in (pickle.loads(pickle.dumps(bars)), copy.deepcopy(bars)):  # noqa: S301  our own object
+        assert (twin.digest(), twin.step, twin.notes) == (bars.digest(), bars.step, bars.notes)
+        assert twin.frame.equals(bars.frame)
+        assert not twin.close.flags.writeable
+
+
+def test_changing_the_frame_taken_does_not_change_the_bars():
+    bars = random_bars(10)
+    bars.frame.insert_column(0, pl.Series("x", range(10)))
+    assert "x" not in bars.frame.columns
 
 
 def test_changing_the_arrays_given_does_not_change_the_bars():

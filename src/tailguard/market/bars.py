@@ -15,17 +15,19 @@ import numpy.typing as npt
 import polars as pl
 
 from tailguard.errors import DataError
-
-PRICES = ("open", "high", "low", "close")
-COLUMNS = ("ts", "symbol", *PRICES, "volume")
-STAMP = pl.Datetime("ms", "UTC")
+from tailguard.market.bar_rules import (
+    COLUMNS,
+    PRICES,
+    Floats,
+    Mask,
+    Stamps,
+    check_clock,
+    check_panel,
+    checked_frame,
+)
 
 _YEAR = np.timedelta64(31_557_600_000, "ms")  # 365.25 days
 _WEEK = np.timedelta64(604_800_000, "ms")
-
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
-Stamps = npt.NDArray[np.datetime64]
 
 
 class Bars:
@@ -54,7 +56,7 @@ class Bars:
 
     def __init__(self, frame: pl.DataFrame, *, notes: Sequence[str] = ()) -> None:
         """From a frame with the columns `ts symbol open high low close volume`; more columns are kept as extras."""
-        frame = _checked_frame(frame)
+        frame = checked_frame(frame)
         ts = np.unique(_stamps_of(frame))
         symbols = tuple(frame["symbol"].unique(maintain_order=True).to_list())
         where = _cells(frame, ts, symbols)
@@ -113,11 +115,11 @@ class Bars:
         frame: pl.DataFrame | None = None,
     ) -> None:
         """The one place where fields are set: blank what is not tradable, check, freeze."""
-        _check_clock(ts, symbols)
+        check_clock(ts, symbols)
         for name in PRICES:
             panel[name] = np.where(tradable, panel[name], np.nan)
         panel["volume"] = np.where(tradable, panel["volume"], 0.0)
-        _check_panel(ts, symbols, panel, tradable)
+        check_panel(ts, symbols, panel, tradable)
         put = object.__setattr__
         put(self, "symbols", symbols)
         put(self, "step", _modal_step(ts) if step is None else step.astype("timedelta64[ms]"))
@@ -131,6 +133,11 @@ class Bars:
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"Bars cannot change, so Bars.{name} cannot be set. Build new bars with Bars.from_arrays.")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For worker processes: the default would set attributes one by one, which bars refuse."""
+        fields = (self._ts, self.symbols, self._panel, self._tradable, self._extras)
+        return _restore, (fields, self.step, self.bars_per_year, self.notes, self._frame)
 
     def __len__(self) -> int:
         return len(self._ts)
@@ -189,7 +196,7 @@ class Bars:
         if self._frame is None:
             object.__setattr__(self, "_frame", self._as_frame())
         assert self._frame is not None  # noqa: S101  for the type checker
-        return self._frame
+        return self._frame.clone()  # polars can change a frame in place
 
     def _as_frame(self) -> pl.DataFrame:
         t, a = np.nonzero(self._tradable)
@@ -252,50 +259,12 @@ class Bars:
         return sha.hexdigest()
 
 
-def _checked_frame(frame: pl.DataFrame) -> pl.DataFrame:
-    """Canonical types and order; refuses what would need a guess."""
-    missing = [name for name in COLUMNS if name not in frame.columns]
-    if missing:
-        raise DataError(f"The frame lacks {missing}; it has {frame.columns}. Rename its columns, or use load_bars.")
-    if frame.height == 0:
-        raise DataError("The frame has no row; bars need at least two.")
-    dtype = frame.schema["ts"]
-    if not isinstance(dtype, pl.Datetime) or dtype.time_zone is None:
-        raise DataError(
-            f"ts has the type {dtype}, which does not say which time zone is meant. Use load_bars(..., tz='UTC') "
-            f"or the zone the stamps were written in."
-        )
-    frame = frame.with_columns(
-        pl.col("ts").cast(STAMP), pl.col("symbol").cast(pl.String), pl.col(*PRICES, "volume").cast(pl.Float64)
-    )
-    if frame["ts"].null_count() or frame["symbol"].null_count():
-        row = int(frame.select((pl.col("ts").is_null() | pl.col("symbol").is_null()).arg_max()).item())
-        raise DataError(f"Row {row} has no stamp or no symbol: {frame.row(row)}. Drop the row or complete it.")
-    _check_order(frame)
-    nulls = frame.select(pl.any_horizontal(pl.col(*PRICES, "volume").is_null())).to_series()
-    if nulls.any():
-        row = int(nulls.arg_max() or 0)
-        raise DataError(
-            f"Row {row} has an empty price or volume: {frame.row(row)}. A missing bar is a missing row: drop it."
-        )
-    return frame.select(*COLUMNS, pl.exclude(*COLUMNS)).sort("ts", maintain_order=True)
-
-
-def _check_order(frame: pl.DataFrame) -> None:
-    """Stamps of each symbol must rise; the first that does not is named."""
-    ordered = frame.with_row_index("row").with_columns(before=pl.col("ts").shift().over("symbol"))
-    wrong = ordered.filter(pl.col("ts") <= pl.col("before"))
-    if not wrong.height:
-        return
-    row = wrong.row(0, named=True)
-    if row["ts"] == row["before"]:
-        what, fix = "repeats the stamp of", "Find out which of the two is right and drop the other."
-    else:
-        what, fix = "is earlier than", "Sort by ts before loading, or use load_bars(..., repair=['sort'])."
-    raise DataError(
-        f"Row {row['row']}: {row['ts']} of {row['symbol']!r} {what} the row before it ({row['before']}); "
-        f"{wrong.height} such rows in all. {fix}"
-    )
+def _restore(
+    fields: tuple[Any, ...], step: np.timedelta64, rate: float, notes: tuple[str, ...], frame: pl.DataFrame | None
+) -> Bars:
+    bars = object.__new__(Bars)
+    bars._fill(*fields, step=step, bars_per_year=rate, notes=notes, frame=frame)
+    return bars
 
 
 def _stamps_of(frame: pl.DataFrame) -> Stamps:
@@ -329,56 +298,6 @@ def _frozen(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     values = np.ascontiguousarray(values).copy()
     values.flags.writeable = False
     return values
-
-
-def _check_clock(ts: Stamps, symbols: tuple[str, ...]) -> None:
-    if ts.ndim != 1 or len(ts) == 0:
-        raise DataError(f"ts has shape {ts.shape}; bars need a vector of at least one stamp.")
-    if not symbols or len(set(symbols)) != len(symbols):
-        raise DataError(f"symbols={symbols!r}: give each column its own name.")
-    if np.isnat(ts).any():
-        raise DataError(f"Bar {int(np.isnat(ts).argmax())} has no stamp (NaT).")
-    wrong = np.flatnonzero(np.diff(ts) <= np.timedelta64(0, "ms"))
-    if len(wrong):
-        t = int(wrong[0]) + 1
-        raise DataError(
-            f"Bar {t}: {ts[t]} does not come after {ts[t - 1]}. Stamps must rise strictly; sort or drop repeats."
-        )
-
-
-def _check_panel(ts: Stamps, symbols: tuple[str, ...], panel: Mapping[str, Floats], tradable: Mask) -> None:
-    """Every number of every tradable bar, with the place and value of the first that cannot be."""
-    o, h, l, c = (panel[name] for name in PRICES)  # noqa: E741  the usual letters
-    v = panel["volume"]
-    with np.errstate(invalid="ignore"):  # comparisons with the NaN of missing bars are False, which is what is meant
-        rules = [
-            (
-                ~np.isfinite(o + h + l + c),
-                "a price is not a finite number",
-                "Drop the row: a missing bar is a missing row.",
-            ),
-            (
-                (o <= 0) | (h <= 0) | (l <= 0) | (c <= 0),
-                "a price is not positive",
-                "Drop the row or correct the price.",
-            ),
-            (h < l, "high is below low", "The columns may be in another order: pass columns=."),
-            ((o > h) | (o < l), "open is outside [low, high]", "Correct the row; the columns may be in another order."),
-            (
-                (c > h) | (c < l),
-                "close is outside [low, high]",
-                "Correct the row; the columns may be in another order.",
-            ),
-            (~(np.isfinite(v) & (v >= 0)), "volume is negative or not a number", "Use 0 where volume is unknown."),
-        ]
-    for broken, what, fix in rules:
-        at = np.argwhere(broken & tradable)
-        if len(at):
-            t, a = (int(i) for i in at[0])
-            values = ", ".join(f"{name}={panel[name][t, a]:.10g}" for name in (*PRICES, "volume"))
-            raise DataError(
-                f"Bar {t} ({ts[t]} UTC) of {symbols[a]!r}: {what}: {values}; {len(at)} such bars in all. {fix}"
-            )
 
 
 def _modal_step(ts: Stamps) -> np.timedelta64:

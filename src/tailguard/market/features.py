@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tailguard.errors import ConfigError, DataError, StateError, did_you_mean
-from tailguard.market.bars import Bars, Floats
+from tailguard.market.bar_rules import Floats
+from tailguard.market.bars import Bars
 from tailguard.stateful import require_keys
 
 _CHUNK = 1 << 20  # cells of a rolling window held in memory at once

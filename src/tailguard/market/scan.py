@@ -16,7 +16,7 @@ import numpy.typing as npt
 import polars as pl
 from polars.exceptions import PolarsError
 
-from tailguard.market.bars import PRICES
+from tailguard.market.bar_rules import PRICES
 from tailguard.market.layout import Layout
 from tailguard.market.sources import may_hold_numbers, names_of, stamp_column, swapped_volume
 from tailguard.market.stamps import DAY_MS, StampReading, show, to_utc, unix_units, zones_in

@@ -13,7 +13,8 @@ from typing import Any, Literal
 import polars as pl
 
 from tailguard.errors import DataError, did_you_mean
-from tailguard.market.bars import PRICES, STAMP, Bars
+from tailguard.market.bar_rules import PRICES, STAMP
+from tailguard.market.bars import Bars
 from tailguard.market.layout import Layout, guess_layout
 from tailguard.market.stamps import StampReading, recognise, require_zone, show, to_utc, unix_units
 from tailguard.market.tables import Columns, Table, collect, no_header_message, open_source
