@@ -1,0 +1,208 @@
+"""K1-K3, A8, B5: bundles hold the whole agent, and damage is found."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.vec_env import VecNormalize
+
+from tailguard import DistributionalPPO
+from tailguard.checkpoint import read_bundle, state_digest, write_bundle
+from tailguard.errors import CheckpointError, StateError
+from tailguard.stateful import Stateful
+from tests.agents import collected, tiny_agent
+from tests.environments import cartpole
+
+
+def states(agent: DistributionalPPO) -> dict[str, Any]:
+    return {name: part.state_dict() for name, part in agent.parts().items()}
+
+
+def test_a_tree_comes_back_as_it_was(tmp_path: Path) -> None:
+    tree = {
+        "tensor": torch.arange(6, dtype=torch.float64).reshape(2, 3),
+        "array": np.array([[1, 2]], np.int64),
+        "scalar": torch.tensor(3.5),
+        "numbers": [1, 2.5, None, True, "text", 2**100],
+        "by_number": {0: {"x": torch.zeros(2)}, 1: "y"},
+        "pair": (1, 2),
+    }
+    write_bundle(tmp_path / "bundle", tree, {"note": 1})
+    back, manifest = read_bundle(tmp_path / "bundle")
+    assert manifest["note"] == 1
+    assert state_digest(back) == state_digest(tree)
+    assert back["by_number"][1] == "y"
+    assert back["pair"] == (1, 2)
+    assert isinstance(back["array"], np.ndarray)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_a_loaded_agent_takes_the_same_next_step(tmp_path: Path, optimizer: str) -> None:
+    agent = tiny_agent(optimizer=optimizer, kl_penalty={"target": 0.01}, entropy={"decay_updates": 5}, ent_coef=0.01)
+    agent.learn(3 * 128)
+    agent.save(tmp_path / "agent")
+    twin = DistributionalPPO.load(tmp_path / "agent", env=cartpole(4, 0))
+    assert state_digest(states(twin)) == state_digest(states(agent))
+    for each in (agent, twin):
+        each.set_env(cartpole(4, 77))
+        each.learn(2 * 128, reset_num_timesteps=False)
+    assert state_digest(states(twin)) == state_digest(states(agent))
+
+
+def test_settings_given_at_load_beat_the_saved_ones(tmp_path: Path) -> None:
+    agent = tiny_agent(learning_rate=1e-3)
+    agent.learn(128)
+    agent.save(tmp_path / "agent")
+    twin = DistributionalPPO.load(tmp_path / "agent", env=cartpole(4, 0), learning_rate=5e-4, n_epochs=1)
+    twin.learn(128, reset_num_timesteps=False)
+    assert {group["lr"] for group in twin.learner.optimizer.param_groups} == {5e-4}
+    assert twin.config.gamma == agent.config.gamma
+
+
+def test_observation_statistics_travel_inside_the_bundle(tmp_path: Path) -> None:
+    env = VecNormalize(cartpole(4, 0), norm_reward=False, clip_obs=5.0)
+    agent = tiny_agent(env)
+    agent.learn(256)
+    agent.save(tmp_path / "agent")
+    for fresh in (cartpole(4, 1), VecNormalize(cartpole(4, 1), norm_reward=False)):  # wrapped by us, or by the user
+        twin = DistributionalPPO.load(tmp_path / "agent", env=fresh)
+        normalizer = twin.get_vec_normalize_env()
+        assert normalizer is not None
+        np.testing.assert_array_equal(normalizer.obs_rms.mean, env.obs_rms.mean)
+        np.testing.assert_array_equal(normalizer.obs_rms.var, env.obs_rms.var)
+        assert normalizer.clip_obs == 5.0
+        raw = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
+        ours, _ = agent.predict(env.normalize_obs(raw), deterministic=True)
+        theirs, _ = twin.predict(normalizer.normalize_obs(raw), deterministic=True)
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_memory_starts_fresh_on_load_and_on_set_env(tmp_path: Path) -> None:
+    agent = collected(tiny_agent())
+    assert agent.live is not None
+    assert agent.live.actor_state.hidden.any()
+    agent.set_env(cartpole(4, 1))
+    assert agent.live is None
+    agent.learn(128, reset_num_timesteps=False)
+    assert agent.rollout_buffer.starts[0].all()
+    assert not agent.rollout_buffer.actor_states[0].hidden.any()
+    agent.save(tmp_path / "agent")
+    assert DistributionalPPO.load(tmp_path / "agent", env=cartpole(4, 1)).live is None
+
+
+def test_a_loaded_agent_may_run_on_another_number_of_environments(tmp_path: Path) -> None:
+    agent = tiny_agent()
+    agent.learn(128)
+    agent.save(tmp_path / "agent")
+    twin = DistributionalPPO.load(tmp_path / "agent", env=cartpole(6, 0))
+    twin.learn(6 * 32)
+    assert twin.rollout_buffer.n_envs == 6
+
+
+def test_everything_stateful_on_the_agent_is_in_its_parts() -> None:
+    agent = tiny_agent()
+    agent.learn(128)
+    saved = list(agent.parts().values())
+    found = [*vars(agent).items(), *((f"learner.{k}", v) for k, v in vars(agent.learner).items())]
+    forgotten = [
+        name
+        for name, value in found
+        if isinstance(value, Stateful) and not isinstance(value, type) and not any(value is part for part in saved)
+    ]
+    assert forgotten == []
+
+
+def test_saving_twice_replaces_the_bundle_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    agent = tiny_agent()
+    agent.save(tmp_path / "agent")
+    agent.learn(128)
+    agent.save(str(tmp_path / "agent"))
+    assert [path.name for path in tmp_path.iterdir()] == ["agent"]
+    assert DistributionalPPO.load(tmp_path / "agent").num_timesteps == 128
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "tree.json", "manifest.json", "manifest.sha256"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
+def test_damage_to_any_file_is_found_and_named(tmp_path: Path, name: str, damage: str) -> None:
+    tiny_agent().save(tmp_path / "agent")
+    path = tmp_path / "agent" / name
+    data = bytearray(path.read_bytes())
+    if damage == "flip":
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    elif damage == "truncate":
+        path.write_bytes(data[:-1])
+    else:
+        path.unlink()
+    with pytest.raises(CheckpointError, match=re.escape(name) if damage == "remove" else "damaged|sha256"):
+        DistributionalPPO.load(tmp_path / "agent")
+
+
+def test_what_is_no_bundle_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no bundle"):
+        DistributionalPPO.load(tmp_path / "missing")
+    (tmp_path / "file").write_bytes(b"PK")
+    with pytest.raises(CheckpointError, match="directory"):
+        DistributionalPPO.load(tmp_path / "file")
+
+
+def test_a_bundle_of_a_later_schema_is_refused_by_number(tmp_path: Path) -> None:
+    tiny_agent().save(tmp_path / "agent")
+    rewrite_manifest(tmp_path / "agent", schema_version=99)
+    with pytest.raises(CheckpointError, match="schema version 99"):
+        DistributionalPPO.load(tmp_path / "agent")
+
+
+def rewrite_manifest(bundle: Path, **changes: Any) -> None:
+    """Change the manifest with a valid checksum, as an attacker or another version would."""
+    from hashlib import sha256
+
+    manifest = {**json.loads((bundle / "manifest.json").read_text()), **changes}
+    text = json.dumps(manifest)
+    (bundle / "manifest.json").write_text(text)
+    (bundle / "manifest.sha256").write_text(sha256(text.encode()).hexdigest())
+
+
+def test_a_part_that_is_missing_from_the_bundle_is_refused(tmp_path: Path) -> None:
+    agent = tiny_agent()
+    saved = states(agent)
+    del saved["return_scale"]
+    with pytest.raises(StateError, match="return_scale"):
+        agent.load_parts(saved)
+
+
+def test_a_directory_that_cannot_be_written_leaves_the_earlier_bundle(tmp_path: Path) -> None:
+    agent = tiny_agent()
+    agent.save(tmp_path / "agent")
+    (tmp_path / "plain").write_text("a file where a directory should be")
+    with pytest.raises(CheckpointError, match="Cannot write"):
+        agent.save(tmp_path / "plain" / "agent")
+    DistributionalPPO.load(tmp_path / "agent")
+
+
+def test_values_that_are_neither_tensor_nor_json_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="object cannot be stored"):
+        write_bundle(tmp_path / "bundle", {"bad": object()}, {})
+
+
+def test_a_function_as_learning_rate_is_announced_at_load(tmp_path: Path) -> None:
+    tiny_agent(learning_rate=lambda remaining: 1e-3 * remaining).save(tmp_path / "agent")
+    with pytest.warns(UserWarning, match="learning_rate was a Python function"):
+        DistributionalPPO.load(tmp_path / "agent")
+    twin = DistributionalPPO.load(tmp_path / "agent", learning_rate=1e-4)
+    assert twin.config.learning_rate == 1e-4
+
+
+def test_no_module_of_the_package_unpickles_or_evaluates() -> None:
+    source = Path(__file__).parents[1] / "src"
+    forbidden = re.compile(
+        r"\bimport pickle|cloudpickle|pickle\.load|yaml\.load\(|(?<![\w.])eval\(|(?<![\w.])exec\(|torch\.load\("
+    )
+    found = [str(path) for path in source.rglob("*.py") if forbidden.search(path.read_text())]
+    assert found == []
