@@ -57,7 +57,8 @@ class Bars:
     def __init__(self, frame: pl.DataFrame, *, notes: Sequence[str] = ()) -> None:
         """From a frame with the columns `ts symbol open high low close volume`; more columns are kept as extras."""
         frame = checked_frame(frame)
-        ts = np.unique(_stamps_of(frame))
+        stamps = _stamps_of(frame)
+        ts = stamps[np.concatenate([[True], stamps[1:] != stamps[:-1]])]  # sorted, so neighbours tell
         symbols = tuple(frame["symbol"].unique(maintain_order=True).to_list())
         where = _cells(frame, ts, symbols)
         panel = {name: _spread(frame[name], where, len(ts), len(symbols)) for name in (*PRICES, "volume")}
