@@ -33,11 +33,11 @@ class Chain(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How fine the grids are; `doubled` gives the next finer ones."""
+    """How fine the grids are; `finer` gives the next finer ones."""
 
-    states: int = 81
-    weights: int = 81  # on [-1, 1]
-    nodes: int = 15  # of a Gaussian quadrature
+    states: int = 41
+    weights: int = 41  # on [-1, 1]
+    nodes: int = 11  # of a Gaussian quadrature
 
     def finer(self) -> Sizes:
         return Sizes(2 * self.states - 1, 2 * self.weights - 1, self.nodes + 8)

@@ -65,10 +65,8 @@ class CrashMarket(OracleMarket):
 
     def chain(self, sizes: Sizes) -> Chain:
         returns, prob = self.outcomes(sizes.nodes)
-        ret = np.tile(returns, (2, 1))  # two equal states: the next bar does not depend on anything
-        return Chain(
-            np.array([0.0, 1.0]), np.tile(prob, (2, 1)), ret, 1.0 + ret, 0.0 * ret, np.array([1.0, 0.0]), self.cost
-        )
+        ret = np.tile(returns, (4, 1))  # four equal states: the next bar does not depend on anything
+        return Chain(np.arange(4.0), np.tile(prob, (4, 1)), ret, 1.0 + ret, 0.0 * ret, np.eye(4)[0], self.cost)
 
     def policy(self) -> OptimalPolicy:
         return SteadyPolicy(solved(self)[1].band)
@@ -79,7 +77,7 @@ class CrashMarket(OracleMarket):
         returns: probability, mean and standard deviation of each component. Given the number of jumps, X is a sum of
         many small independent terms, normal to the accuracy of its skewness (about 0.001).
         """
-        returns, prob = self.outcomes(31)
+        returns, _ = self.outcomes(31)
         n = len(returns) // 2
         rebalance = self.cost * abs(weight) * (1.0 - weight) * np.abs(returns)  # drift of the weight, corrected
         growth = np.log1p(weight * returns) - rebalance

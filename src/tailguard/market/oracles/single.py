@@ -131,7 +131,8 @@ class RegimeMarket(OracleMarket):
 
     def chain(self, sizes: Sizes) -> Chain:
         most = np.log((1.0 - self.switch_probability) / self.switch_probability)
-        grid = np.linspace(-1.0, 1.0, sizes.states) * max(float(most), 1e-6)
+        # decisions turn where the agent is least sure, so the grid is densest there
+        grid = np.sinh(3.0 * np.linspace(-1.0, 1.0, sizes.states)) / np.sinh(3.0) * max(float(most), 1e-6)
         noise, weight = gaussian(2 * sizes.nodes + 1)
         up = 1.0 / (1.0 + np.exp(-grid))[:, None]
         prob = np.hstack([up * weight, (1.0 - up) * weight])
@@ -171,7 +172,7 @@ class RegimePolicy(OptimalPolicy):
 class NoiseMarket(OracleMarket):
     """Independent returns of mean zero: no position has an edge, and a position has costs and variance.
 
-    Closed form: E ln(1 + w R) <= ln(1 + w E R) = 0 by Jensen, with equality only at w = 0. Whatever is earned is a leak.
+    Closed form: E ln(1 + w R) <= ln(1 + w E R) = 0 by Jensen, with equality only at w = 0. Anything earned is a leak.
     """
 
     kind = "noise"
@@ -187,10 +188,8 @@ class NoiseMarket(OracleMarket):
 
     def chain(self, sizes: Sizes) -> Chain:
         noise, weight = gaussian(sizes.nodes)
-        ret = np.tile(self.volatility * noise, (2, 1))
-        return Chain(
-            np.array([0.0, 1.0]), np.tile(weight, (2, 1)), ret, 1.0 + ret, 0.0 * ret, np.array([1.0, 0.0]), self.cost
-        )
+        ret = np.tile(self.volatility * noise, (4, 1))
+        return Chain(np.arange(4.0), np.tile(weight, (4, 1)), ret, 1.0 + ret, 0.0 * ret, np.eye(4)[0], self.cost)
 
     @property
     def optimum(self) -> Optimum:

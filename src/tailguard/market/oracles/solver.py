@@ -18,6 +18,7 @@ from tailguard.errors import TailguardError
 from tailguard.market.oracles.chain import Chain, Sizes
 
 Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 OUTER = 2
 """Weights of the grid beyond 1 on each side: a held weight drifts out of [-1, 1], a target does not."""
@@ -57,19 +58,28 @@ def weight_grid(n: int) -> Array:
 
 
 @numba.njit(cache=True, nogil=True)
-def _lookup(table: Array, i: int, share: float, h: float, first: float, step: float) -> float:
-    """Bilinear; beyond the last weight the value goes on along its last slope, which is the cost of coming back."""
+def _along(row: Array, h: float, first: float, step: float) -> float:
+    """Linear; beyond the last weight the value goes on along its last slope, which is the cost of coming back."""
+    place = (h - first) / step
+    j = min(max(int(place), 0), len(row) - 2)
+    return float(row[j] + (place - j) * (row[j + 1] - row[j]))
+
+
+@numba.njit(cache=True, nogil=True)
+def _lookup(table: Array, i: int, mix: Array, h: float, first: float, step: float) -> float:
+    """Linear in the weight, a mix of the four states from i on in the information state."""
     place = (h - first) / step
     j = min(max(int(place), 0), table.shape[1] - 2)
     part = place - j
-    left = table[i, j] + part * (table[i, j + 1] - table[i, j])
-    right = table[i + 1, j] + part * (table[i + 1, j + 1] - table[i + 1, j])
-    return left + share * (right - left)
+    total = 0.0
+    for m in range(4):
+        total += mix[m] * (table[i + m, j] + part * (table[i + m, j + 1] - table[i + m, j]))
+    return total
 
 
 @numba.njit(cache=True, nogil=True)
 def _expect(
-    value: Array, weights: Array, prob: Array, ret: Array, growth: Array, cell: Array, share: Array, out: Array
+    value: Array, weights: Array, prob: Array, ret: Array, growth: Array, cell: Ints, mix: Array, out: Array
 ) -> None:
     """out[x, b] = E[ln(1 + b R) + value(x', h')]: holding b for one bar and going on well."""
     first, step = weights[0], weights[1] - weights[0]
@@ -81,7 +91,7 @@ def _expect(
             for k in range(prob.shape[1]):
                 gain = max(1.0 + b * ret[x, k], 1e-3)  # as the reward's floor
                 h = b * growth[x, k] / gain
-                total += prob[x, k] * (np.log(gain) + _lookup(value, cell[x, k], share[x, k], h, first, step))
+                total += prob[x, k] * (np.log(gain) + _lookup(value, cell[x, k], mix[x, k], h, first, step))
             out[x, j] = total
 
 
@@ -92,7 +102,7 @@ def _peak(row: Array, weights: Array, slope: float, first: int, last: int) -> fl
     for j in range(first, last + 1):
         if row[j] + slope * weights[j] > row[best] + slope * weights[best]:
             best = j
-    if best == first or best == last:
+    if best in (first, last):
         return float(weights[best])
     down = row[best] - row[best - 1] + slope * (weights[best] - weights[best - 1])
     up = row[best + 1] - row[best] + slope * (weights[best + 1] - weights[best])
@@ -113,8 +123,7 @@ def _improve(held: Array, weights: Array, cost: float, outer: int, low: Array, h
         for j in range(n_weights):
             target = min(max(weights[j], low[x]), high[x])
             kept = 1.0 - cost * abs(target - weights[j])
-            i = min(x, n_states - 2)
-            value[x, j] = np.log(kept) + _lookup(held, i, float(x - i), target / kept, first, step)
+            value[x, j] = np.log(kept) + _along(held[x], target / kept, first, step)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -124,8 +133,8 @@ def _evaluate(
     prob: Array,
     ret: Array,
     growth: Array,
-    cell: Array,
-    share: Array,
+    cell: Ints,
+    mix: Array,
     cost: float,
     low: Array,
     high: Array,
@@ -154,37 +163,48 @@ def _evaluate(
                 else:
                     now = traded
                 h = b * growth[x, k] / gain
-                total += prob[x, k] * (now + _lookup(value, cell[x, k], share[x, k], h, first, step))
+                total += prob[x, k] * (now + _lookup(value, cell[x, k], mix[x, k], h, first, step))
             out[x, j] = total
 
 
-def _cells(chain: Chain) -> tuple[npt.NDArray[np.int64], Array]:
-    """Grid cell of every next state, and how far into it; states beyond the grid count as its edge."""
-    after = np.clip(chain.after, chain.grid[0], chain.grid[-1])
-    cell = np.clip(np.searchsorted(chain.grid, after, side="right") - 1, 0, len(chain.grid) - 2)
-    return cell.astype(np.int64), (after - chain.grid[cell]) / (chain.grid[cell + 1] - chain.grid[cell])
+def _cells(chain: Chain) -> tuple[Ints, Array]:
+    """Where every next state lies: the first of four grid states (X, K), and their cubic weights (X, K, 4).
+
+    Values are smooth in the information state (noise smooths them), so four points are worth many more of two.
+    States beyond the grid count as its edge.
+    """
+    grid = chain.grid
+    after = np.clip(chain.after, grid[0], grid[-1])
+    first = np.clip(np.searchsorted(grid, after, side="right") - 2, 0, len(grid) - 4).astype(np.int64)
+    points = grid[first[..., None] + np.arange(4)]
+    mix = np.ones(points.shape)
+    for i in range(4):
+        for j in range(4):
+            if i != j:
+                mix[..., i] *= (after - points[..., j]) / (points[..., i] - points[..., j])
+    return first, mix
 
 
 def solve(chain: Chain, sizes: Sizes, *, warm: Solution | None = None, max_sweeps: int = 20_000) -> Solution:
-    """Value iteration until the bounds on the reward per step are within 2e-4 of it (or within 1e-9)."""
+    """Value iteration until the bounds on the reward per step are within 2e-4 of it (or within 2e-9)."""
     weights = weight_grid(sizes.weights)
     n_states = len(chain.grid)
-    cell, share = _cells(chain)
+    cell, mix = _cells(chain)
     value = np.zeros((n_states, len(weights))) if warm is None else _resampled(warm, chain.grid, weights)
     held, new = np.empty_like(value), np.empty_like(value)
     low, high = np.empty(n_states), np.empty(n_states)
     for _ in range(max_sweeps):
-        _expect(value, weights, chain.prob, chain.ret, chain.growth, cell, share, held)
+        _expect(value, weights, chain.prob, chain.ret, chain.growth, cell, mix, held)
         _improve(held, weights, chain.cost, OUTER, low, high, new)
         change = new - value
         least, most = float(change.min()), float(change.max())
         value = new - new[n_states // 2, len(weights) // 2]
-        if most - least <= max(2e-4 * abs(least + most), 1e-9):
+        if most - least <= max(2e-4 * abs(least + most), 2e-9):
             band = Band(chain.grid, low.copy(), high.copy())
             return Solution(band, 0.5 * (least + most), (least, most), value, weights, sizes)
     raise TailguardError(
-        f"The optimum did not settle in {max_sweeps} sweeps (bounds {least:.3e} .. {most:.3e} per step). The market mixes "
-        f"too slowly for these constants; use a larger switch probability or a smaller persistence."
+        f"The optimum did not settle in {max_sweeps} sweeps (bounds {least:.3e} .. {most:.3e} per step). The market "
+        f"mixes too slowly for these constants; use a larger switch probability or a smaller persistence."
     )
 
 
@@ -195,7 +215,7 @@ def _resampled(solution: Solution, grid: Array, weights: Array) -> Array:
 
 
 def refine(
-    make_chain: Callable[[Sizes], Chain], *, rtol: float = 1e-3, atol: float = 2e-9, max_levels: int = 4
+    make_chain: Callable[[Sizes], Chain], *, rtol: float = 1e-3, atol: float = 5e-8, max_levels: int = 3
 ) -> tuple[Chain, Solution]:
     """Halve every grid step until the reward per step moves by less than rtol of itself (or atol)."""
     sizes = Sizes()
@@ -210,7 +230,8 @@ def refine(
         if moved <= max(rtol * abs(finer.reward_per_step), atol):
             return chain, solution
     raise TailguardError(
-        f"The optimum still moves by {moved:.2e} per step on the finest grid ({sizes}). These constants need finer grids."
+        f"The optimum still moves by {moved:.2e} per step on the finest grid, {sizes}. "
+        f"These constants need finer grids."
     )
 
 
@@ -219,7 +240,7 @@ REWARD, SQUARED_REWARD, SIMPLE_RETURN, TURNOVER = range(4)
 
 def long_run(chain: Chain, solution: Solution, payoff: int, *, max_sweeps: int = 20_000) -> float:
     """Long-run mean per step of a payoff under the band of `solution`."""
-    cell, share = _cells(chain)
+    cell, mix = _cells(chain)
     value = np.zeros_like(solution.value)
     new = np.empty_like(value)
     for _ in range(max_sweeps):
@@ -230,7 +251,7 @@ def long_run(chain: Chain, solution: Solution, payoff: int, *, max_sweeps: int =
             chain.ret,
             chain.growth,
             cell,
-            share,
+            mix,
             chain.cost,
             solution.band.low,
             solution.band.high,
@@ -248,12 +269,17 @@ def long_run(chain: Chain, solution: Solution, payoff: int, *, max_sweeps: int =
 def episode_value(chain: Chain, sizes: Sizes, n_steps: int) -> float:
     """Best expected sum of rewards over n_steps that start flat, by backward induction on the same grids."""
     weights = weight_grid(sizes.weights)
-    cell, share = _cells(chain)
+    cell, mix = _cells(chain)
     value = np.zeros((len(chain.grid), len(weights)))
     held = np.empty_like(value)
     low, high = np.empty(len(chain.grid)), np.empty(len(chain.grid))
-    for _ in range(n_steps):
-        _expect(value, weights, chain.prob, chain.ret, chain.growth, cell, share, held)
-        _improve(held, weights, chain.cost, OUTER, low, high, value)
-    flat = len(weights) // 2
-    return float(chain.start @ value[:, flat])
+    new = np.empty_like(value)
+    for done in range(1, n_steps + 1):
+        _expect(value, weights, chain.prob, chain.ret, chain.growth, cell, mix, held)
+        _improve(held, weights, chain.cost, OUTER, low, high, new)
+        change = new - value
+        value, new = new, value
+        if np.ptp(change) <= max(2e-4 * abs(float(change.mean())), 1e-10):  # every further step adds the same
+            value = value + (n_steps - done) * float(change.mean())
+            break
+    return float(chain.start @ value[:, len(weights) // 2])

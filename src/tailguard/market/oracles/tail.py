@@ -21,6 +21,7 @@ import numpy.typing as npt
 from tailguard.errors import TailguardError
 
 Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 class Table(NamedTuple):
@@ -40,7 +41,7 @@ class Table(NamedTuple):
         i = place.astype(np.int64)
         h = np.abs(held[:, None] - self.weights).argmin(axis=1) if n_held > 1 else np.zeros(len(x), dtype=np.int64)
         low, high = self.target[t, i, h].astype(np.float64), self.target[t, i + 1, h].astype(np.float64)
-        return low + (place - i) * (high - low)
+        return np.asarray(low + (place - i) * (high - low))
 
 
 class Answer(NamedTuple):
@@ -64,7 +65,7 @@ def _at(table: Array, place: float, j: int) -> float:
 
 
 @numba.njit(cache=True, nogil=True)
-def _hold(value: Array, mean: Array, shift: Array, cell: Array, share: Array, prob: Array, out: Array) -> None:
+def _hold(value: Array, mean: Array, shift: Array, cell: Ints, share: Array, prob: Array, out: Array) -> None:
     """out[0], out[1] (Y, W): expectations of `value` and `mean` after one bar with each weight.
 
     shift: (W, K) levels that Y moves by, in grid steps; cell, share: (W, K) place of the weight held afterwards
@@ -110,7 +111,7 @@ def make_grid(returns: Array, prob: Array, cost: float, n_steps: int, volatility
     centre, spread = float(prob @ growth), float(np.sqrt(prob @ (growth - prob @ growth) ** 2))
     reach = abs(centre) * n_steps + 6.0 * spread * np.sqrt(n_steps) + np.abs(growth).max()
     n = int(np.ceil(reach / step))
-    levels = np.arange(-n, n + 1) * step
+    levels: Array = step * np.arange(-n, n + 1, dtype=np.float64)
     return Grid(levels, side * np.linspace(0.0, 1.0, 41 if cost == 0.0 else 21), cost == 0.0)
 
 
@@ -125,7 +126,9 @@ def backward(
     shift = np.log(gain) / step
     after = weights[:, None] * (1.0 + returns) / gain
     place = np.clip(after / (weights[1] - weights[0]), 0.0, len(weights) - 1.0)
-    cell = np.zeros(shift.shape, dtype=np.int64) if free else np.minimum(place.astype(np.int64), len(weights) - 2)
+    cell: Ints = np.zeros(shift.shape, dtype=np.int64)
+    if not free:
+        cell = np.minimum(place.astype(np.int64), len(weights) - 2).astype(np.int64)
     share = place - cell
     start = np.zeros(1) if free else weights
     toll = np.log1p(-cost * np.abs(weights[None, :] - start[:, None])) / step
