@@ -11,6 +11,7 @@ from market_data import HOUR, MINUTE, SHARED, frame, random_bars
 
 from tailguard.errors import DataError
 from tailguard.market import Bars, load_bars
+from tailguard.market.check import check_file
 
 COLUMNS = ["ts", "open", "high", "low", "close", "volume"]
 
@@ -116,6 +117,22 @@ def test_close_stamps_shift_by_one_bar():
     bars = load_bars(late, stamp="close")
     assert bars.digest() == Bars(source).digest()
     assert any("shifted back by 1:00:00" in note for note in bars.notes)
+
+
+def test_a_column_that_is_named_a_close_needs_a_word():
+    late = frame(50).with_columns(pl.col("ts") + pl.duration(hours=1)).rename({"ts": "close_time"})
+    with pytest.raises(DataError, match="Pass stamp='close'"):
+        load_bars(late)
+    assert load_bars(late, stamp="close").digest() == Bars(frame(50)).digest()
+    assert load_bars(late, columns={"ts": "close_time"}).ts[0] == random_bars(50).ts[1]
+
+
+@pytest.mark.parametrize("stamps", ["%m/%d/%Y %H:%M", "%d/%m/%Y %H:%M"])
+def test_a_late_day_tells_days_from_months(stamps, tmp_path):
+    source = frame(20_000, step=MINUTE)  # the 13th comes after 17,280 rows
+    path = write_csv(tmp_path / "bars.csv", source, stamps=stamps)
+    assert load_bars(path, tz="UTC").digest() == Bars(source).digest()
+    assert check_file(path, tz="UTC").ok
 
 
 def test_repairs_happen_only_on_request_and_are_reported():

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
+import polars as pl
 
 from tailguard.errors import DataError, did_you_mean
 from tailguard.market.bars import observed_rate
@@ -18,7 +19,7 @@ from tailguard.market.problems import PROBLEMS
 from tailguard.market.scan import SYMBOL_BITS, Facts, scan
 from tailguard.market.sources import Stamp, stamp_column
 from tailguard.market.stamps import StampReading, recognise, require_zone, show
-from tailguard.market.tables import Columns, Table, collect, no_header_message, open_source, ragged_line
+from tailguard.market.tables import Columns, Table, collect, no_header_fix, open_source, ragged_line
 
 __all__ = ["DataReport", "check_file", "render"]
 
@@ -46,7 +47,7 @@ def check_file(
     table = open_source(source, columns)
     early: list[Finding] = []
     if table.first_row_is_data:
-        early.append(finding("no_header", 0, fix=no_header_message(table).split(". ", 1)[1]))
+        early.append(finding("no_header", 0, fix=no_header_fix(table)))
         table = _usual_names(table)
     try:
         head = collect(replace(table, lazy=table.lazy.head(10_000)))
@@ -57,6 +58,9 @@ def check_file(
         return _report(table, Facts(), [finding("empty")], [], "", accept)
     layout = guess_layout(head.columns, columns if isinstance(columns, Mapping) else None)
     reading = recognise(stamp_column(head, layout))
+    if reading is not None and reading.ambiguous_with:
+        sparse = collect(replace(table, lazy=table.lazy.gather_every(1_009)))
+        reading = recognise(pl.concat([stamp_column(head, layout), stamp_column(sparse, layout)]))
     if reading is None:
         raise DataError(
             f"{table.label}: the column {layout.roles['ts']!r} does not hold stamps "

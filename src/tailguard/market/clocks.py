@@ -179,9 +179,9 @@ def _gap_findings(facts: Facts) -> Iterable[Finding]:
         if part:
             missing = sum(max(1, round((gap.after - gap.before) / step) - 1) for gap in part)
             longest = max(part, key=lambda gap: gap.after - gap.before)
-            more = " or more" if len(facts.gaps) >= MAX_GAPS else ""
-            value = f"{missing:,} bars missing; the longest from {show(longest.before)} to {show(longest.after)}"
-            yield finding(code, longest.row, value, len(part), None if not more else f"{len(part):,}{more} gaps.")
+            least = "at least " if len(facts.gaps) >= MAX_GAPS else ""
+            value = f"{least}{missing:,} bars missing; the longest from {show(longest.before)} to {show(longest.after)}"
+            yield finding(code, longest.row, value, len(part))
     shorter = {size: count for size, count in facts.differences.items() if size < step}
     if shorter and not facts.back_steps:
         size = min(shorter)

@@ -34,7 +34,7 @@ class Layout:
     roles: Mapping[str, str]
     time: str | None = None
     stamped_at_close: bool = False
-    """The name of the stamp column says that it is the end of the bar."""
+    """The name of the stamp column, not chosen by the user, says that it is the end of the bar."""
     notes: tuple[str, ...] = ()
 
 
@@ -65,7 +65,8 @@ def guess_layout(names: Sequence[str], columns: Mapping[str, str | int] | None =
         notes.append(f"stamp: {roles['ts']!r} and {time!r} joined")
     if "volume" not in roles:
         notes.append("no volume column: volume is 0, so volume features say nothing and impact cannot be modelled")
-    return Layout(roles, time, plain[roles["ts"]] in ("closetime", "dateclose"), tuple(notes))
+    at_close = "ts" not in chosen and plain[roles["ts"]] in ("closetime", "dateclose")
+    return Layout(roles, time, at_close, tuple(notes))
 
 
 def _chosen(names: Sequence[str], columns: Mapping[str, str | int]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from tailguard.market.bar_rules import PRICES, STAMP
 from tailguard.market.bars import Bars
 from tailguard.market.layout import Layout, guess_layout
 from tailguard.market.stamps import StampReading, recognise, require_zone, show, to_utc, unix_units
-from tailguard.market.tables import Columns, Table, collect, no_header_message, open_source
+from tailguard.market.tables import Columns, Table, collect, no_header_fix, open_source
 
 Stamp = Literal["open", "close"]
 
@@ -61,17 +61,22 @@ def load_bars(
         return _pick(Bars(together, notes=[note for part in parts for note in part.notes]), symbol)
     table = open_source(source, columns)
     if table.first_row_is_data:
-        raise DataError(no_header_message(table))
+        raise DataError(f"{table.label} has no header: its first line is data. {no_header_fix(table)}")
     frame = collect(table)
     if not frame.height:
         raise DataError(f"{table.label} has no row.")
     layout = guess_layout(frame.columns, columns if isinstance(columns, Mapping) else None)
     notes = [*table.notes, *layout.notes]
-    reading = read_stamps(stamp_column(frame.head(10_000), layout), table)
+    if layout.stamped_at_close and stamp == "open":
+        raise DataError(
+            f"{table.label}: the column {layout.roles['ts']!r} holds the close of bars. Pass stamp='close'; if it is the "
+            f"open after all, pass columns={{'ts': {layout.roles['ts']!r}}}."
+        )
+    reading = _reading(stamp_column(frame, layout), table)
     if "symbol" not in layout.roles:
         notes.append(f"symbol: {symbol or table.name!r}" + ("" if symbol else ", for want of a column that says it"))
     notes.append(f"stamps: {reading.label}, taken as bar {stamp}" + (f" in {tz}" if tz else ""))
-    bars = frame_of(frame, layout, reading, table, symbol, _utc(frame, layout, reading, table, tz, ambiguous))
+    bars = _canonical(frame, layout, table, symbol, _utc(frame, layout, reading, table, tz, ambiguous))
     bars = _repaired(bars, repair, notes)
     if stamp == "close":
         bars = _shifted(bars, notes)
@@ -86,9 +91,11 @@ def stamp_column(frame: pl.DataFrame, layout: Layout) -> pl.Series:
     return column.cast(pl.String) + " " + frame[layout.time].cast(pl.String)
 
 
-def read_stamps(column: pl.Series, table: Table) -> StampReading:
+def _reading(column: pl.Series, table: Table) -> StampReading:
     """How to read the stamps, or a clear refusal."""
-    reading = recognise(column)
+    reading = recognise(column.head(10_000))
+    if reading is not None and reading.ambiguous_with:
+        reading = recognise(column)  # a later 13th of a month tells days from months
     if reading is None:
         raise DataError(
             f"{table.label}: the column {column.name!r} does not hold stamps ({column.head(3).to_list()}). "
@@ -101,19 +108,14 @@ def read_stamps(column: pl.Series, table: Table) -> StampReading:
     return reading
 
 
-def frame_of(
-    frame: pl.DataFrame, layout: Layout, reading: StampReading, table: Table, symbol: str | None, ms: pl.Series
-) -> pl.DataFrame:
+def _canonical(frame: pl.DataFrame, layout: Layout, table: Table, symbol: str | None, ms: pl.Series) -> pl.DataFrame:
     """The canonical columns and the extras; numbers that are not numbers are refused."""
     roles = layout.roles
     out: dict[str, pl.Series] = {"ts": ms.cast(STAMP)}
     if "symbol" in roles:
         out["symbol"] = names_of(frame[roles["symbol"]])
     else:
-        name = symbol or (
-            Path(table.label).stem if table.label.startswith(("/", ".")) or "." in table.label else "asset"
-        )
-        out["symbol"] = pl.repeat(name, frame.height, eager=True)
+        out["symbol"] = pl.repeat(symbol or table.name, frame.height, eager=True)
     for role in (*PRICES, "volume", "quote_volume"):
         if role in roles:
             out[role] = numbers(frame[roles[role]], role, table)

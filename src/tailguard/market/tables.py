@@ -58,13 +58,10 @@ def open_source(source: Any, columns: Columns | None = None) -> Table:
     )
 
 
-def no_header_message(table: Table) -> str:
-    """Why the first line cannot be a header, and the call that works."""
+def no_header_fix(table: Table) -> str:
+    """The call that works for a file without header."""
     names = list(USUAL_ORDER[: len(table.lazy.collect_schema().names())])
-    return (
-        f"{table.label} has no header: its first line is data. Name the columns in their order, "
-        f"for example columns={names}."
-    )
+    return f"Name the columns in their order, for example columns={names}."
 
 
 def collect(table: Table) -> pl.DataFrame:
