@@ -69,8 +69,8 @@ def load_bars(
     notes = [*table.notes, *layout.notes]
     if layout.stamped_at_close and stamp == "open":
         raise DataError(
-            f"{table.label}: the column {layout.roles['ts']!r} holds the close of bars. Pass stamp='close'; if it is the "
-            f"open after all, pass columns={{'ts': {layout.roles['ts']!r}}}."
+            f"{table.label}: the column {layout.roles['ts']!r} holds the close of bars. Pass stamp='close'; if it is "
+            f"the open after all, pass columns={{'ts': {layout.roles['ts']!r}}}."
         )
     reading = _reading(stamp_column(frame, layout), table)
     if "symbol" not in layout.roles:
