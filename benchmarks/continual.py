@@ -149,11 +149,13 @@ def first_and_last(job: tuple[str, str, int, int]) -> tuple[float, float]:
     name, problem, seed, tasks = job
     torch.set_num_threads(1)
     accuracy = run(OPTIMIZERS[name], problem, seed, tasks)
-    return float(accuracy[:10].mean()), float(accuracy[-20:].mean())
+    first, last = float(accuracy[:10].mean()), float(accuracy[-20:].mean())
+    print(f"{problem}, seed {seed}, {name}: {first:.3f} -> {last:.3f}", flush=True)
+    return first, last
 
 
 def measure(names: list[str], seeds: int, tasks: int, workers: int) -> dict[tuple[str, str, int], tuple[float, float]]:
-    jobs = [(name, problem, seed, tasks) for name in names for problem in PROBLEMS for seed in range(seeds)]
+    jobs = [(name, problem, seed, tasks) for seed in range(seeds) for name in names for problem in PROBLEMS]
     with ProcessPoolExecutor(workers) as pool:
         return {job[:3]: result for job, result in zip(jobs, pool.map(first_and_last, jobs), strict=True)}
 
@@ -175,7 +177,7 @@ def main() -> None:
             row += [spread([first for first, _ in pairs]), spread([last for _, last in pairs])]
         rows.append(row)
     table = markdown_table(["optimizer", *(f"{p}: {part}" for p in PROBLEMS for part in ("first 10", "last 20"))], rows)
-    print(table)
+    print(f"\n{table}")
     if options.write:
         text = (
             f"Online accuracy over the first 10 and the last 20 of {options.tasks} tasks of {STEPS_PER_TASK} steps, "

@@ -82,7 +82,6 @@ class VarianceGradientScaler:
         self.step_count = 0
         self._noise_checked = False
 
-    @torch.no_grad()
     def scale_gradients(self, optimizer: Optimizer | None = None) -> float:
         """Observe the raw gradients, then multiply them with the factor of the steps before; returns the factor.
 
@@ -94,7 +93,8 @@ class VarianceGradientScaler:
         if optimizer is not None:
             self.check_optimizer(optimizer)
         if factor < 1.0 and (optimizer is None or not is_scale_free(optimizer)):
-            torch._foreach_mul_([param.grad for param in self.statistics.params if param.grad is not None], factor)
+            with torch.no_grad():
+                torch._foreach_mul_([param.grad for param in self.statistics.params if param.grad is not None], factor)
         return factor
 
     def step(self) -> None:

@@ -140,7 +140,6 @@ class GradientStatistics:
         self._ratio = None
         return True
 
-    @torch.no_grad()
     def observe(self) -> None:
         """Merge the gradients as they are now into a copy of the statistics; `commit` takes it over."""
         seen = np.array([param.grad is not None for param in self.params])
@@ -186,6 +185,7 @@ class GradientStatistics:
         spare[:] = mean + new.weights * (values - mean)
         new.power[:], new.signal[:] = values**2, spare**2
 
+    @torch.no_grad()
     def _merge_torch(self, new: Observation) -> None:
         """Any device and type, and one transfer of 2 K numbers to the host."""
         gradient = self._flat_gradient()
@@ -217,6 +217,7 @@ class GradientStatistics:
                 kernels.segment_sums(flat(piece.param.grad), piece.ends, sums[piece.tensors], squares[piece.tensors])
         return sums, squares
 
+    @torch.no_grad()
     def _sums_torch(self) -> tuple[Array, Array]:
         gradient = self._flat_gradient().double()
         lengths = torch.from_numpy(self.sizes).to(gradient.device)

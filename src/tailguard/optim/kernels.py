@@ -77,10 +77,31 @@ def _move(w, d, gate, noise, rate, decay, sigma, protect_weights):  # type: igno
 
 @compiled
 def _sum(lanes):  # type: ignore[no-untyped-def]
-    total = 0.0
-    for j in range(lanes.size):
-        total += lanes[j]
-    return total
+    """Sum by folding the upper half onto the lower: vectorizes, where adding one by one waits for each addition."""
+    size = lanes.size
+    while size > 1:
+        half = (size + 1) // 2
+        a, b = lanes[: size - half], lanes[half:size]
+        for j in range(a.size):
+            a[j] += b[j]
+        size = half
+    return float(lanes[0])
+
+
+@compiled
+def _extremes(low, high):  # type: ignore[no-untyped-def]
+    """(min of low, max of high), folded like the sum."""
+    size = low.size
+    while size > 1:
+        half = (size + 1) // 2
+        a, b = low[: size - half], low[half:size]
+        for j in range(a.size):
+            a[j] = b[j] if b[j] < a[j] else a[j]
+        c, d = high[: size - half], high[half:size]
+        for j in range(c.size):
+            c[j] = d[j] if d[j] > c[j] else c[j]
+        size = half
+    return float(low[0]), float(high[0])
 
 
 @compiled
@@ -92,7 +113,7 @@ def track_utility(w, g, u, keep):  # type: ignore[no-untyped-def]
     for i in range(0, n, BLOCK):
         e = min(n, i + BLOCK)
         _track_utility(w[i:e], g[i:e], u[i:e], keep, low, high)
-    return low.min(), high.max()
+    return _extremes(low, high)
 
 
 @compiled
@@ -105,7 +126,7 @@ def track_utility_and_moments(w, g, u, m, v, keep, keep1, keep2, l2):  # type: i
         e = min(n, i + BLOCK)
         _track_utility(w[i:e], g[i:e], u[i:e], keep, low, high)
         _track_moments(w[i:e], g[i:e], m[i:e], v[i:e], keep1, keep2, l2)
-    return low.min(), high.max()
+    return _extremes(low, high)
 
 
 @compiled
