@@ -199,7 +199,7 @@ def check_limit(alpha: float, limit: float) -> None:
 
 @lru_cache(maxsize=16)
 def _cvar_limited(market: CrashMarket, alpha: float, limit: float) -> TailOptimum:
-    returns, prob = market.outcomes(7)
+    returns, prob = market.outcomes(5)
     answer = tail.solve(returns, prob, market.cost, market.episode_length, market.volatility, alpha, limit)
     return TailOptimum(
         TailPolicy(answer.table, market.episode_length),

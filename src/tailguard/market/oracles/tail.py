@@ -65,54 +65,70 @@ def _at(table: Array, place: float, j: int) -> float:
 
 
 @numba.njit(cache=True, nogil=True)
-def _hold(value: Array, mean: Array, shift: Array, cell: Ints, share: Array, prob: Array, out: Array) -> None:
-    """out[0], out[1] (Y, W): expectations of `value` and `mean` after one bar with each weight.
+def _after(table: Array, y: int, j: int, shift: Array, cell: Ints, share: Array, prob: Array) -> float:
+    """Expectation of `table` after one bar from level y with weight j.
 
     shift: (W, K) levels that Y moves by, in grid steps; cell, share: (W, K) place of the weight held afterwards
     """
-    n_levels, n_weights = out.shape[1:]
-    n_held = value.shape[1]
-    for y in range(n_levels):
-        for j in range(n_weights):
-            total = average = 0.0
-            for k in range(prob.shape[0]):
-                place = y + shift[j, k]
-                h, part = cell[j, k], share[j, k]
-                v, m = _at(value, place, h), _at(mean, place, h)
-                if n_held > 1:
-                    v += part * (_at(value, place, h + 1) - v)
-                    m += part * (_at(mean, place, h + 1) - m)
-                total += prob[k] * v
-                average += prob[k] * m
-            out[0, y, j], out[1, y, j] = total, average
+    total = 0.0
+    for k in range(prob.shape[0]):
+        place, h = y + shift[j, k], cell[j, k]
+        found = _at(table, place, h)
+        if table.shape[1] > 1:
+            found += share[j, k] * (_at(table, place, h + 1) - found)
+        total += prob[k] * found
+    return total
 
 
 @numba.njit(cache=True, nogil=True)
-def _trade(held: Array, toll: Array, value: Array, mean: Array, choice: npt.NDArray[np.int64]) -> None:
+def _sweep_free(
+    value: Array, mean: Array, shift: Array, cell: Ints, share: Array, prob: Array, new: Array, choice: Ints
+) -> None:
+    """One step back when trading costs nothing: the best weight of each level, whatever is held."""
+    for y in range(value.shape[0]):
+        best, top = 0, -np.inf
+        for j in range(shift.shape[0]):
+            v = _after(value, y, j, shift, cell, share, prob)
+            if v > top:
+                best, top = j, v
+        choice[y, 0] = best
+        new[0, y, 0] = top
+        new[1, y, 0] = _after(mean, y, best, shift, cell, share, prob)
+
+
+@numba.njit(cache=True, nogil=True)
+def _hold(value: Array, mean: Array, shift: Array, cell: Ints, share: Array, prob: Array, held: Array) -> None:
+    """held[0], held[1] (Y, W): expectations of `value` and `mean` after one bar with each weight."""
+    for y in range(held.shape[1]):
+        for j in range(held.shape[2]):
+            held[0, y, j] = _after(value, y, j, shift, cell, share, prob)
+            held[1, y, j] = _after(mean, y, j, shift, cell, share, prob)
+
+
+@numba.njit(cache=True, nogil=True)
+def _trade(held: Array, toll: Array, new: Array, choice: Ints) -> None:
     """From every weight held to the best target. toll: (H, W) levels that a trade costs, in grid steps, negative."""
-    n_levels, n_held = value.shape
-    for y in range(n_levels):
-        for h in range(n_held):
+    for y in range(new.shape[1]):
+        for h in range(new.shape[2]):
             best, top = 0, -np.inf
             for j in range(toll.shape[1]):
                 v = _at(held[0], y + toll[h, j], j)
                 if v > top:
                     best, top = j, v
             choice[y, h] = best
-            value[y, h] = top
-            mean[y, h] = _at(held[1], y + toll[h, best], best)
+            new[0, y, h] = top
+            new[1, y, h] = _at(held[1], y + toll[h, best], best)
 
 
-def make_grid(returns: Array, prob: Array, cost: float, n_steps: int, volatility: float) -> Grid:
+def make_grid(returns: Array, prob: Array, cost: float, n_steps: int, step: float, n_weights: int) -> Grid:
     """Levels reach as far as an episode plausibly does; weights go from none to all on the side that earns."""
     side = 1.0 if float(prob @ returns) >= 0.0 else -1.0
-    step = volatility / 5.0
     growth = np.log1p(side * returns)
     centre, spread = float(prob @ growth), float(np.sqrt(prob @ (growth - prob @ growth) ** 2))
     reach = abs(centre) * n_steps + 6.0 * spread * np.sqrt(n_steps) + np.abs(growth).max()
     n = int(np.ceil(reach / step))
     levels: Array = step * np.arange(-n, n + 1, dtype=np.float64)
-    return Grid(levels, side * np.linspace(0.0, 1.0, 41 if cost == 0.0 else 21), cost == 0.0)
+    return Grid(levels, side * np.linspace(0.0, 1.0, n_weights), cost == 0.0)
 
 
 def backward(
@@ -136,11 +152,16 @@ def backward(
     value = np.repeat((levels - penalty * np.maximum(-levels, 0.0))[:, None], n_held, axis=1)
     mean = np.repeat(levels[:, None], n_held, axis=1)
     held = np.empty((2, len(levels), len(weights)))
-    choice = np.empty((len(levels), n_held), dtype=np.int64)
+    new = np.empty((2, len(levels), n_held))
+    choice: Ints = np.empty((len(levels), n_held), dtype=np.int64)
     target = np.empty((n_steps, len(levels), n_held), dtype=np.float32)
     for t in range(n_steps - 1, -1, -1):
-        _hold(value, mean, shift, cell, share, prob, held)
-        _trade(held, toll, value, mean, choice)
+        if free:
+            _sweep_free(value, mean, shift, cell, share, prob, new, choice)
+        else:
+            _hold(value, mean, shift, cell, share, prob, held)
+            _trade(held, toll, new, choice)
+        value[...], mean[...] = new
         target[t] = weights[choice]
     return target, value, mean
 
@@ -159,18 +180,30 @@ def at_price(grid: Grid, returns: Array, prob: Array, cost: float, n_steps: int,
 def solve(
     returns: Array, prob: Array, cost: float, n_steps: int, volatility: float, alpha: float, limit: float
 ) -> Answer:
-    """Bisect the price of the limit; of the last two answers, the one that keeps the limit."""
-    grid = make_grid(returns, prob, cost, n_steps, volatility)
-    low, high = 1e-6, 1e3
-    answer = at_price(grid, returns, prob, cost, n_steps, alpha, low)
-    if answer.cvar >= limit:
-        return answer._replace(price=0.0)
-    answer = at_price(grid, returns, prob, cost, n_steps, alpha, high)
-    if answer.cvar < limit:
-        raise TailguardError(f"No policy on the grid keeps CVaR at {limit}; the best reaches {answer.cvar:.4f}.")
-    while high / low > 1.01 and answer.cvar - limit > 1e-5:
+    """Bisect the price of the limit, first on a coarse grid, then near that price on a fine one."""
+
+    def at(grid: Grid, price: float) -> Answer:
+        return at_price(grid, returns, prob, cost, n_steps, alpha, price)
+
+    coarse = make_grid(returns, prob, cost, n_steps, volatility / 2.0, 21)
+    fine = make_grid(returns, prob, cost, n_steps, volatility / 4.0, 41 if cost == 0.0 else 21)
+    low, high = 1e-3, 1e3
+    free = at(fine, low)
+    if free.cvar >= limit:
+        return free._replace(price=0.0)
+    while high / low > 1.02:
         middle = float(np.sqrt(low * high))
-        trial = at_price(grid, returns, prob, cost, n_steps, alpha, middle)
+        low, high = (low, middle) if at(coarse, middle).cvar >= limit else (middle, high)
+    low, high = 0.8 * low, 1.25 * high
+    answer = at(fine, high)
+    while answer.cvar < limit:
+        low, high = high, 1.5 * high
+        if high > 1e4:
+            raise TailguardError(f"No policy on the grid keeps CVaR at {limit}; the best reaches {answer.cvar:.4f}.")
+        answer = at(fine, high)
+    while high / low > 1.01 and answer.cvar - limit > 1e-3 * abs(limit):
+        middle = float(np.sqrt(low * high))
+        trial = at(fine, middle)
         if trial.cvar >= limit:
             high, answer = middle, trial
         else:
