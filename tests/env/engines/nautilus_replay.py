@@ -20,6 +20,7 @@ from nautilus_trader.trading.strategy import Strategy
 
 DIGITS = 10  # of prices, sizes and money: rounding must stay below the tolerance of the test
 HOUR = 3_600_000_000_000
+BEGIN = 1_600_000_000_000_000_000  # the engine aborts on stamps near zero
 
 given = np.load(sys.argv[1])
 n_bars, n_assets = given["close"].shape
@@ -67,9 +68,9 @@ def quotes():
     for t in range(n_bars):
         for a in range(n_assets):
             price = given["open"][t, a]
-            yield quote(a, price * (1 - adverse), price * (1 + adverse), t * HOUR + a)
+            yield quote(a, price * (1 - adverse), price * (1 + adverse), BEGIN + t * HOUR + a)
         for a in range(n_assets):
-            yield quote(a, given["close"][t, a], given["close"][t, a], t * HOUR + HOUR // 2 + a)
+            yield quote(a, given["close"][t, a], given["close"][t, a], BEGIN + t * HOUR + HOUR // 2 + a)
 
 
 class Rebalance(Strategy):

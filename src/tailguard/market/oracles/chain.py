@@ -40,7 +40,7 @@ class Sizes(NamedTuple):
     nodes: int = 11  # of a Gaussian quadrature
 
     def finer(self) -> Sizes:
-        return Sizes(2 * self.states - 1, 2 * self.weights - 1, self.nodes + 8)
+        return Sizes(2 * self.states - 1, 2 * self.weights - 1, self.nodes + 4)
 
 
 def gaussian(nodes: int) -> tuple[Array, Array]:

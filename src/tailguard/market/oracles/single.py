@@ -60,7 +60,7 @@ class SignalMarket(OracleMarket):
 
     def chain(self, sizes: Sizes) -> Chain:
         grid = np.linspace(-5.5, 5.5, sizes.states)
-        (shock, noise), prob = product_rule(gaussian(sizes.nodes), gaussian(7))
+        (shock, noise), prob = product_rule(gaussian(sizes.nodes), gaussian(5))
         mean = self.volatility * np.sqrt(self.r_squared) * grid[:, None]
         ret = mean + self.volatility * np.sqrt(1.0 - self.r_squared) * noise
         after = self.persistence * grid[:, None] + np.sqrt(1.0 - self.persistence**2) * shock

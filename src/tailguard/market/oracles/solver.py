@@ -215,7 +215,7 @@ def _resampled(solution: Solution, grid: Array, weights: Array) -> Array:
 
 
 def refine(
-    make_chain: Callable[[Sizes], Chain], *, rtol: float = 1e-3, atol: float = 5e-8, max_levels: int = 3
+    make_chain: Callable[[Sizes], Chain], *, rtol: float = 2e-3, atol: float = 1e-7, max_levels: int = 3
 ) -> tuple[Chain, Solution]:
     """Halve every grid step until the reward per step moves by less than rtol of itself (or atol)."""
     sizes = Sizes()
