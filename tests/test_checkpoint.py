@@ -42,7 +42,7 @@ def test_a_tree_comes_back_as_it_was(tmp_path: Path) -> None:
     assert isinstance(back["array"], np.ndarray)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "upgd", "adaptive_upgd", "upgdw"])
 def test_a_loaded_agent_takes_the_same_next_step(tmp_path: Path, optimizer: str) -> None:
     agent = tiny_agent(optimizer=optimizer, kl_penalty={"target": 0.01}, entropy={"decay_updates": 5}, ent_coef=0.01)
     agent.learn(3 * 128)

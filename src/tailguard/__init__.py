@@ -1,5 +1,19 @@
 """Recurrent distributional PPO for trading agents that know their tail risk."""
 
-from tailguard.ppo import DistributionalPPO, PPOConfig
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tailguard.ppo import DistributionalPPO, PPOConfig
 
 __all__ = ["DistributionalPPO", "PPOConfig"]
+
+
+def __getattr__(name: str) -> Any:
+    """The learner is imported when it is asked for: checking a data file needs no torch."""
+    if name in __all__:
+        from tailguard import ppo
+
+        return getattr(ppo, name)
+    raise AttributeError(f"module 'tailguard' has no attribute {name!r}")

@@ -49,6 +49,12 @@ MEAN_DRIFT = Metric("debug/vecnormalize_mean_drift", "Largest move of an observa
 STD_DRIFT = Metric("debug/vecnormalize_std_drift", "Largest relative move of an observation's std.")
 QUANTILE_CROSSING = Metric("train/quantile_crossing", "Share of neighbouring quantiles in the wrong order.")
 
+MEAN_GATE = Metric("train/upgd_mean_gate", "Mean of the utility gate: 1 is the base optimizer's step.")
+VGS_FACTOR = Metric("vgs/scaling_factor", "Factor on the next step; 1 when switched off or warming up.")
+VGS_VARIANCE = Metric("vgs/normalized_variance", "Noise-to-signal ratio of raw gradients over time.")
+VGS_STEPS = Metric("vgs/step_count", "Steps the noise statistics have seen.")
+VGS_WARMUP = Metric("vgs/warmup_active", "1 while the factor is held at 1.")
+
 
 class Meter:
     """Sums of what each batch measured; the means are logged once per update."""

@@ -104,7 +104,7 @@ class DistributionalPPO(BundledAlgorithm):
         self.policy = self.policy_class(  # type: ignore[assignment]
             self.observation_space, self.action_space, self.policy_config, self.config.critic
         ).to(self.device)
-        self.learner = Learner(self.policy, self.config)
+        self.learner = Learner(self.policy, self.config, self.randomness.noise)
         self.policy.optimizer = self.learner.optimizer  # where SB3's users look for it
         self.return_scale = ReturnScale(self.config.return_scale)
         self.obs_stats = ObservationStatistics(self._vec_normalize_env)
@@ -301,11 +301,10 @@ class DistributionalPPO(BundledAlgorithm):
         if self.config.kl_penalty.target is not None:
             self.meter.add({metrics.KL_BETA: now.kl_beta})
         figures = self.meter.flush(self.logger)
-        if self.live is not None:
-            memory = memory_figures(self.live)
-            for name, value in memory.items():
-                self.logger.record(name, value)
-            figures |= memory
+        further = {**self.learner.figures(), **(memory_figures(self.live) if self.live is not None else {})}
+        for name, value in further.items():
+            self.logger.record(name, value)
+        figures |= further
         self.alerts.check(figures, self.logger)
 
     # reading
@@ -328,6 +327,7 @@ class DistributionalPPO(BundledAlgorithm):
         return {
             "policy": self.policy,
             "optimizer": self.learner.optimizer,
+            "gradient_scaler": self.learner.gradient_scaler,
             "skipped_steps": self.learner.skipped,
             "return_scale": self.return_scale,
             "obs_stats": self.obs_stats,

@@ -9,6 +9,7 @@ from pydantic import Field, field_serializer, model_validator
 from tailguard.configuration import Config, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from tailguard.errors import ConfigError
 from tailguard.normalization import ReturnScaleConfig
+from tailguard.optim import VGSConfig
 from tailguard.policy import CriticConfig
 from tailguard.schedules import EntropyConfig, KLPenaltyConfig, Schedule, Scheduled
 
@@ -56,6 +57,8 @@ class PPOConfig(Config):
     """What turns gradients into steps."""
     optimizer_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further options of that optimizer, by its own names."""
+    vgs: VGSConfig | None = None
+    """Variance gradient scaling; None measures gradient noise and scales nothing."""
     ev_reserve: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
     """Share of sequences that never enter a gradient and on which explained variance is measured."""
     max_skipped_steps: PositiveInt = 10

@@ -12,12 +12,13 @@ from tailguard.stateful import require_keys
 
 
 class Randomness:
-    """Independent generators for actions, minibatches and critic targets."""
+    """Independent generators for actions, minibatches, critic targets and an optimizer's noise."""
 
     def __init__(self, seed: int | None) -> None:
         self.root = int(np.random.SeedSequence().entropy) % 2**31 if seed is None else int(seed)  # type: ignore[arg-type]
-        actions, batches, targets = np.random.SeedSequence(self.root).spawn(3)
-        self.actions = torch.Generator().manual_seed(int(actions.generate_state(1, np.uint64)[0] >> 1))
+        actions, batches, targets, noise = np.random.SeedSequence(self.root).spawn(4)
+        self.actions = torch_generator(actions)
+        self.noise = torch_generator(noise)  # lives in the optimizer, which saves it
         self.batches = np.random.default_rng(batches)
         self.targets = np.random.default_rng(targets)
 
@@ -35,3 +36,8 @@ class Randomness:
         self.actions.set_state(state["actions"])
         self.batches.bit_generator.state = state["batches"]
         self.targets.bit_generator.state = state["targets"]
+
+
+def torch_generator(seed: np.random.SeedSequence) -> torch.Generator:
+    """A torch generator from numpy's seed."""
+    return torch.Generator().manual_seed(int(seed.generate_state(1, np.uint64)[0] >> 1))

@@ -49,9 +49,7 @@ def config_from(config: PPOConfig | Mapping[str, Any] | None, settings: Mapping[
 
 def nested(base: Any, value: Any) -> dict[str, Any]:
     """A nested setting given in part, completed from what is there."""
-    current = (
-        {name: getattr(base, name) for name in type(base).model_fields} if hasattr(type(base), "model_fields") else {}
-    )
+    current = {} if base is None else {name: getattr(base, name) for name in type(base).model_fields}
     return {**current, **dict(value or {})}
 
 

@@ -10,21 +10,36 @@ from typing import Any
 import torch
 from torch import nn
 
-from tailguard.errors import TrainingDivergedError
+from tailguard.errors import ConfigError, TrainingDivergedError
 from tailguard.health import metrics
 from tailguard.health.metrics import Metric
+from tailguard.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler, VGSConfig, scaled_step
 from tailguard.optim.flat import ParameterVector, rescale_moments
+from tailguard.optim.gating import GatedOptimizer
 from tailguard.policy import RecurrentPolicy
 from tailguard.ppo.config import PPOConfig
 from tailguard.ppo.objective import Knobs, Losses, ppo_losses
 from tailguard.rollout import SequenceBatch
 
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "upgd": UPGD,
+    "adaptive_upgd": AdaptiveUPGD,
+    "upgdw": UPGDW,
+}
 
-def make_optimizer(config: PPOConfig, vector: ParameterVector) -> torch.optim.Optimizer:
+
+def make_optimizer(config: PPOConfig, vector: ParameterVector, noise: torch.Generator) -> torch.optim.Optimizer:
     """The optimizer a config names, over one flat parameter."""
-    kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    options = {"eps": 1e-5, "fused": True, **config.optimizer_kwargs}
-    return kinds[config.optimizer]([vector.flat], lr=1.0, **options)  # type: ignore[no-any-return]
+    kind = OPTIMIZERS[config.optimizer]
+    defaults: dict[str, Any] = (
+        {"generator": noise} if issubclass(kind, GatedOptimizer) else {"eps": 1e-5, "fused": True}
+    )
+    try:
+        return kind([vector.flat], lr=1.0, **{**defaults, **config.optimizer_kwargs})  # type: ignore[call-arg]
+    except TypeError as error:
+        raise ConfigError(f"optimizer_kwargs do not fit optimizer={config.optimizer!r}: {error}.") from None
 
 
 @dataclass
@@ -58,10 +73,14 @@ class SkippedSteps:
 class Learner:
     """Parameters, optimizer and what goes with a step."""
 
-    def __init__(self, policy: RecurrentPolicy, config: PPOConfig) -> None:
+    def __init__(self, policy: RecurrentPolicy, config: PPOConfig, noise: torch.Generator) -> None:
         self.policy, self.config = policy, config
         self.vector = ParameterVector(policy)
-        self.optimizer = make_optimizer(config, self.vector)
+        self.optimizer = make_optimizer(config, self.vector, noise)
+        vgs = config.vgs or VGSConfig(enabled=False)  # it always measures
+        self.gradient_scaler = VarianceGradientScaler(
+            [self.vector.flat], segments=self.vector.sizes, **vgs.model_dump()
+        )
         self.skipped = SkippedSteps(config.max_skipped_steps)
         self.critic_spans = [self.vector.span(f"critics.{c}.") for c in range(len(policy.critics))]
 
@@ -81,7 +100,7 @@ class Learner:
         return {**stats, **self.apply_gradients(now, stats[metrics.LOSS])}
 
     def apply_gradients(self, now: Knobs, loss: float) -> Mapping[Metric, float]:
-        """Check, clip, step. A gradient that is not finite changes nothing."""
+        """Observe, damp, clip, step, commit. A gradient that is not finite changes nothing."""
         gradient = self.vector.gather_gradients()
         norm = float(gradient.norm())
         taken = isfinite(norm) and isfinite(loss)
@@ -89,12 +108,18 @@ class Learner:
         if not taken:
             return {metrics.SKIPPED_STEPS: 1.0}
         stats = {metrics.GRAD_NORM: norm, metrics.SKIPPED_STEPS: 0.0, **self.critic_norms(gradient)}
-        if norm > now.max_grad_norm:
-            gradient.mul_(now.max_grad_norm / norm)
+        factor = self.gradient_scaler.scale_gradients(self.optimizer)  # reads the raw gradient, damps a noisy one,
+        clip_to_norm(gradient, now.max_grad_norm)  # then the whole step is bounded,
         for group in self.optimizer.param_groups:
             group["lr"] = now.learning_rate
-        self.optimizer.step()
+        scaled_step(self.optimizer, factor)  # then it is taken,
+        self.gradient_scaler.step()  # and only now the statistics move
         return stats
+
+    def figures(self) -> dict[str, float]:
+        """What scaler and optimizer have to say, once per update."""
+        gates = {metrics.MEAN_GATE.name: self.optimizer.mean_gate} if isinstance(self.optimizer, GatedOptimizer) else {}
+        return {**self.gradient_scaler.metrics(), **gates}
 
     def critic_norms(self, gradient: torch.Tensor) -> dict[Metric, float]:
         """Gradient norm of each of two critics, and their ratio when both are alive."""
@@ -114,6 +139,13 @@ class Learner:
         for layer, weight_factor, gradient_factor in rescaled:
             spans = [self.vector.where(parameter) for parameter in (layer.weight, layer.bias)]
             rescale_moments(state, spans, gradient_factor, weight_factor)
+
+
+def clip_to_norm(gradient: torch.Tensor, largest: float) -> None:
+    """Shorten a gradient that is longer than `largest`."""
+    norm = float(gradient.norm())
+    if norm > largest:
+        gradient.mul_(largest / norm)
 
 
 def accumulate(stats: dict[Metric, float], losses: Losses, share: float) -> None:
