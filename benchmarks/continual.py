@@ -69,6 +69,7 @@ OPTIMIZERS: dict[str, Maker] = {
     "UPGD, the same + gate": lambda p: UPGD(p, lr=0.1, weight_decay=0.01, sigma=0.1),
     "Adam, lr 3e-3": lambda p: Adam(p, lr=3e-3),
     "AdaptiveUPGD, lr 3e-3, sigma 1e-3": lambda p: AdaptiveUPGD(p, lr=3e-3, sigma=1e-3),
+    "AdaptiveUPGD, lr 3e-3, sigma 0.1": lambda p: AdaptiveUPGD(p, lr=3e-3, sigma=0.1),
     "Adam + decay 0.01": lambda p: Adam(p, lr=3e-3, weight_decay=0.01),
     "Adam + decay 0.01 + noise 0.1": lambda p: AdamShrinkAndPerturb(p, 3e-3, 0.01, 0.1),
     "AdaptiveUPGD, the same + gate": lambda p: AdaptiveUPGD(p, lr=3e-3, weight_decay=0.01, sigma=0.1),
@@ -184,7 +185,8 @@ def main() -> None:
             f"batch {BATCH}, {options.seeds} seeds: mean (lowest to highest). ReLU network {LAYERS}."
         )
         title = "Continual learning on permuted digits"
-        write_section("continual", title, "make bench-continual", f"{text}\n\n{table}")
+        command = f"python -m benchmarks.continual --seeds {options.seeds} --tasks {options.tasks} --write"
+        write_section("continual", title, command, f"{text}\n\n{table}")
 
 
 def spread(values: list[float]) -> str:

@@ -1,6 +1,6 @@
 """What one optimizer step costs beside torch.optim.AdamW(foreach=True), interleaved on the same machine.
 
-    python -m benchmarks.optimizer_cost [--repeats 40] [--write]
+    python -m benchmarks.optimizer_cost [--repeats 200] [--write]
 
 `flat` is one tensor, as the learner keeps its parameters; `tensors` are the 24 tensors of three recurrent trunks. VGS
 on top is the time of AdaptiveUPGD with a scaler that observes and commits, minus that of AdaptiveUPGD alone.
@@ -22,7 +22,6 @@ from tailguard.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler, s
 
 SIZES = (100_000, 1_000_000)
 TRUNKS = 3
-TURN = 10  # steps in a row: a contender works in its own cache, and waits no longer than the others
 
 
 def shapes(total: int) -> list[tuple[int, ...]]:
@@ -68,7 +67,11 @@ def contenders(total: int, layout: str) -> dict[str, Callable[[], object]]:
 
 
 def measure(total: int, layout: str, repeats: int) -> dict[str, float]:
-    """Median milliseconds of this thread; the contenders take turns, so that a busy machine slows all alike."""
+    """Median milliseconds of this thread.
+
+    The contenders take turns step by step: a busy machine slows all alike, and nobody finds its state in the cache,
+    as after a forward and a backward pass.
+    """
     steps = contenders(total, layout)
     times: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():  # compile and allocate
@@ -77,15 +80,14 @@ def measure(total: int, layout: str, repeats: int) -> dict[str, float]:
     for _ in range(repeats):
         for name, step in steps.items():
             start = time.thread_time()
-            for _ in range(TURN):
-                step()
-            times[name].append(1e3 * (time.thread_time() - start) / TURN)
+            step()
+            times[name].append(1e3 * (time.thread_time() - start))
     return {name: median(values) for name, values in times.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Cost of one optimizer step beside AdamW(foreach=True).")
-    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=200)
     parser.add_argument("--write", action="store_true", help="write the table into benchmarks/RESULTS.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -102,7 +104,7 @@ def main() -> None:
     print(f"\n{table}")
     if options.write:
         text = (
-            f"Median of {options.repeats} turns of {TURN} steps, CPU time of one thread; in brackets the ratio "
+            f"Median of {options.repeats} interleaved steps, CPU time of one thread; in brackets the ratio "
             "to AdamW. Goals: AdaptiveUPGD at most 1.5, VGS on top at most 0.3."
         )
         title, command = "Cost of one optimizer step", "python -m benchmarks.optimizer_cost"

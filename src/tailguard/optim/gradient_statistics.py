@@ -98,16 +98,9 @@ class GradientStatistics:
         self._ratio: float | None = 0.0  # of the committed statistics, once somebody asked
 
     def ratios(self) -> Array:
-        """(K,) noise-to-signal ratio; 0 for a tensor seen less than twice.
-
-        The mean of t samples keeps the share `overlap` of their variance. So the spread around it misses that share,
-        and a signal below it cannot be told from zero: it counts as that much, which bounds the ratio.
-        """
-        overlap = self._overlap()
-        with np.errstate(divide="ignore", invalid="ignore"):
-            variance = np.maximum(self.power - self.signal, 0.0) / (1.0 - overlap)
-            ratio = variance / np.maximum(self.signal, overlap * variance)
-        return np.where((self.counts >= 2) & (variance > 0), ratio, 0.0)
+        """(K,) noise-to-signal ratio; 0 for a tensor seen less than twice, at most the window's effective samples."""
+        ratios: Array = kernels.noise_ratios(self.power, self.signal, self.counts, self.beta)
+        return ratios
 
     def ratio(self) -> float:
         """Mean of the ratios weighted by tensor size, over the tensors seen at least twice."""
@@ -115,17 +108,6 @@ class GradientStatistics:
             sizes = np.where(self.counts >= 2, self.sizes, 0)
             self._ratio = float(self.ratios() @ sizes / max(1, sizes.sum()))
         return self._ratio
-
-    def _overlap(self) -> Array:
-        """Sum of squared weights of the average after t steps: one over its effective number of samples."""
-        decayed = self.beta ** np.maximum(self.counts, 1).astype(np.float64)
-        overlap: Array = (1.0 - self.beta) * (1.0 + decayed) / ((1.0 + self.beta) * (1.0 - decayed))
-        return overlap
-
-    def _weights(self, seen: Array) -> Array:
-        """Weight of the newest observation in the bias-corrected average, 0 where there is none."""
-        weights: Array = np.where(seen, (1.0 - self.beta) / (1.0 - self.beta ** (self.counts + 1.0)), 0.0)
-        return weights
 
     def commit(self) -> bool:
         """Take over the last observation; returns whether there was a finite one."""
@@ -146,7 +128,12 @@ class GradientStatistics:
         self._refuse_sparse()
         if self.segmented:
             seen = np.repeat(seen, self.sizes.size)
-        new = Observation(seen, self._weights(seen), np.zeros(self.sizes.size), np.zeros(self.sizes.size))
+        new = Observation(
+            seen,
+            kernels.newest_weights(seen, self.counts, self.beta),
+            np.zeros(self.sizes.size),
+            np.zeros(self.sizes.size),
+        )
         fused = all(is_fusable(param) for param in self.params)
         if self.statistic != "elementwise":
             self._merge_values(self._tensor_values(fused), new)

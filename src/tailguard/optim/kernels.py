@@ -203,3 +203,30 @@ def segment_sums(g, ends, sums, powers):  # type: ignore[no-untyped-def]
         lanes = min(BLOCK, end - start)
         sums[s], powers[s] = _sum(a[:lanes]), _sum(b[:lanes])
         start = end
+
+
+@compiled
+def newest_weights(seen, counts, beta):  # type: ignore[no-untyped-def]
+    """(K,) weight of the newest observation in a bias-corrected average, 0 where there is none."""
+    weights = np.zeros(seen.size)
+    for k in range(seen.size):
+        if seen[k]:
+            weights[k] = (1.0 - beta) / (1.0 - beta ** (counts[k] + 1.0))
+    return weights
+
+
+@compiled
+def noise_ratios(power, signal, counts, beta):  # type: ignore[no-untyped-def]
+    """(K,) variance over squared mean, from the mean power and the power of the mean; 0 before two observations.
+
+    The mean of t samples keeps the share `overlap` of their variance, the sum of its squared weights. So the spread
+    around it misses that share, and a signal below it cannot be told from zero: it counts as that much.
+    """
+    ratios = np.zeros(power.size)
+    for k in range(power.size):
+        if counts[k] >= 2 and power[k] > signal[k]:
+            decayed = beta ** float(counts[k])
+            overlap = (1.0 - beta) * (1.0 + decayed) / ((1.0 + beta) * (1.0 - decayed))
+            variance = (power[k] - signal[k]) / (1.0 - overlap)
+            ratios[k] = variance / max(signal[k], overlap * variance)
+    return ratios
