@@ -9,6 +9,7 @@ import numpy as np
 
 from tailguard.env.accounting import AccountRules
 from tailguard.env.costs import Costs
+from tailguard.env.observation import AgentState
 from tailguard.env.replay import Policy, replay
 from tailguard.env.vec_env import EnvConfig, TradingVecEnv
 from tailguard.market.oracles import CrashMarket, OracleMarket
@@ -20,9 +21,8 @@ def oracle_config(market: OracleMarket, episode_length: int | None = None) -> En
     The agent sees its weight, which is all of its account that an optimum depends on; where tails matter, also the
     period's return so far. What identifies a path but not its future only invites the policy to learn luck by heart.
     """
-    own, seen = 250, ("weight",)
-    if isinstance(market, CrashMarket):
-        own, seen = market.episode_length, ("weight", "period_return")
+    own = market.episode_length if isinstance(market, CrashMarket) else 250
+    seen: tuple[AgentState, ...] = ("weight", "period_return") if isinstance(market, CrashMarket) else ("weight",)
     return EnvConfig(
         episode_length=episode_length or own,
         agent_state=seen,
