@@ -115,6 +115,13 @@ def test_schedules_of_sb3_are_functions_of_the_progress_remaining() -> None:
     assert agent.logger.name_to_value["train/clip_range"] == pytest.approx(0.1)
 
 
+def test_a_schedule_can_be_given_as_a_dict() -> None:
+    agent = tiny_agent(learning_rate={"start": 1e-3, "end": 0.0, "shape": "cosine"})
+    agent.learn(2 * 128)
+    assert agent.learner.optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
+    assert agent.lr_schedule(0.5) == pytest.approx(5e-4)
+
+
 def test_callbacks_evaluate_checkpoint_and_stop(tmp_path: Path) -> None:
     agent = tiny_agent()
     with warnings.catch_warnings():

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from tailguard.configuration import Config
 from tailguard.errors import ConfigError, did_you_mean
 from tailguard.policy import PolicyConfig
 from tailguard.ppo.config import PPOConfig
@@ -49,7 +50,7 @@ def config_from(config: PPOConfig | Mapping[str, Any] | None, settings: Mapping[
 
 def nested(base: Any, value: Any) -> dict[str, Any]:
     """A nested setting given in part, completed from what is there."""
-    current = {} if base is None else {name: getattr(base, name) for name in type(base).model_fields}
+    current = {name: getattr(base, name) for name in type(base).model_fields} if isinstance(base, Config) else {}
     return {**current, **dict(value or {})}
 
 

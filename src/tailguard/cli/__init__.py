@@ -1,0 +1,63 @@
+"""The command `tailguard`. Exit codes: 0 fine, 1 a check failed, 2 bad input (one clear message, no traceback)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tailguard.errors import TailguardError
+
+app = typer.Typer(
+    help="Train trading agents that know their tail risk.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+data = typer.Typer(help="Look at market data before trusting it.", no_args_is_help=True)
+app.add_typer(data, name="data")
+
+
+@data.command("check")
+def check(
+    file: Annotated[Path, typer.Argument(help="CSV, parquet or feather file of OHLCV bars.")],
+    tz: Annotated[str | None, typer.Option(help="Time zone of naive stamps, such as UTC or America/New_York.")] = None,
+    stamp: Annotated[str | None, typer.Option(help="Whether a bar is stamped at its `open` or its `close`.")] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Names of the columns of a file without header, by commas.")
+    ] = None,
+) -> None:
+    """Validate bars: say what is wrong, in which row, and how to fix it.
+
+    Example: tailguard data check bars.csv --tz UTC
+    """
+    from tailguard.market.check import check_file, render
+
+    names = columns.split(",") if columns else None
+    report = check_file(file, stamp=stamp, tz=tz, columns=names)  # type: ignore[arg-type]
+    typer.echo(render(report))
+    raise typer.Exit(report.exit_code)
+
+
+@app.command()
+def demo(
+    preset: Annotated[str, typer.Option(help="Which embedded market: regime, signal, noise, pairs.")] = "regime",
+    seed: Annotated[int, typer.Option(help="Seed of market and agent.")] = 0,
+    steps: Annotated[int | None, typer.Option(help="Environment steps; the preset's own by default.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the picture of the learning curve goes.")] = Path("runs/demo"),
+) -> None:
+    """Train on an embedded market whose optimum is known and print which fraction of it was reached.
+
+    Example: tailguard demo --preset signal --seed 1
+    """
+    from tailguard.cli.demo import run_demo
+
+    run_demo(preset, seed, steps, out)
+
+
+def main() -> None:
+    """Entry point: turns errors that a user can act on into one line and exit code 2."""
+    try:
+        app()
+    except TailguardError as error:
+        typer.echo(f"tailguard: {error}", err=True)
+        sys.exit(2)

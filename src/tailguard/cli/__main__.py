@@ -1,0 +1,5 @@
+"""`python -m tailguard.cli`."""
+
+from tailguard.cli import main
+
+main()
