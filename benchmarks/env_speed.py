@@ -28,8 +28,8 @@ N_BARS, N_FEATURES, ROUNDS = 20_000, 4, 7
 PEERS = """
 import sys, time, warnings
 import numpy as np, pandas as pd
-warnings.simplefilter("ignore")
 import gymnasium as gym, gym_trading_env, gym_anytrading
+warnings.simplefilter("ignore")  # one of them turns warnings into errors when imported
 close = np.load(sys.argv[1])
 frame = pd.DataFrame({"close": close}, index=pd.date_range("2000", periods=len(close), freq="h"))
 frame["open"] = frame["close"].shift(1).fillna(frame["close"])
@@ -38,9 +38,10 @@ frame["volume"] = 1.0
 change = frame["close"].pct_change().fillna(0.0)
 for i in range(4):
     frame[f"feature_{i}"] = change.shift(i).fillna(0.0)
-trading = gym.make("TradingEnv", df=frame, positions=[-1, 0, 1], trading_fees=5e-4, verbose=0, max_episode_duration=250)
+trading = gym.make("TradingEnv", df=frame, positions=[-1, 0, 1], trading_fees=5e-4, verbose=0, max_episode_duration=250,
+                   disable_env_checker=True)
 upper = frame.rename(columns=str.capitalize)
-anytrading = gym.make("stocks-v0", df=upper, window_size=4, frame_bound=(4, len(frame)))
+anytrading = gym.make("stocks-v0", df=upper, window_size=4, frame_bound=(4, len(frame)), disable_env_checker=True)
 for name, env in (("gym-trading-env", trading), ("gym-anytrading", anytrading)):
     best = 0.0
     for _ in range(3):
@@ -94,8 +95,8 @@ def main() -> None:
     rows += [(f"{name}, 1 env", speed) for name, speed in peers().items()]
     lines = ["| environment | env-steps/s |", "| --- | ---: |", *(f"| {name} | {speed:,.0f} |" for name, speed in rows)]
     body = (
-        f"One thread, no policy, {N_FEATURES} features, all costs on, best of {ROUNDS} rounds. The peers have no batched "
-        "form; one of their environments is one row.\n\n" + "\n".join(lines)
+        f"One thread, no policy, {N_FEATURES} features, all costs on, best of {ROUNDS} rounds. The peers have no "
+        "batched form; one of their environments is one row.\n\n" + "\n".join(lines)
     )
     print(body)
     write_section("env-speed", "Environment speed", "python -m benchmarks.env_speed", body)

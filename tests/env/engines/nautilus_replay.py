@@ -18,13 +18,14 @@ from nautilus_trader.model.instruments import CurrencyPair
 from nautilus_trader.model.objects import Currency, Money, Price, Quantity
 from nautilus_trader.trading.strategy import Strategy
 
-DIGITS = 10  # of prices, sizes and money: rounding must stay below the tolerance of the test
+DIGITS = 10  # of sizes and money: rounding must stay below the tolerance of the test
 HOUR = 3_600_000_000_000
 BEGIN = 1_600_000_000_000_000_000  # the engine aborts on stamps near zero
 
 given = np.load(sys.argv[1])
 n_bars, n_assets = given["close"].shape
 fee, adverse = float(given["fee"]), float(given["adverse"])
+PRICE_DIGITS = 15 if given["open"].min() < 1 else 10
 unit = Currency("TGD", DIGITS, 0, "Test money", CurrencyType.CRYPTO)
 venue = Venue("TEST")
 
@@ -36,9 +37,9 @@ def instrument(a):
         raw_symbol=Symbol(name),
         base_currency=BTC,
         quote_currency=unit,
-        price_precision=DIGITS,
+        price_precision=PRICE_DIGITS,
         size_precision=DIGITS,
-        price_increment=Price(10**-DIGITS, DIGITS),
+        price_increment=Price(10**-PRICE_DIGITS, PRICE_DIGITS),
         size_increment=Quantity(10**-DIGITS, DIGITS),
         lot_size=None,
         max_quantity=None,
@@ -61,7 +62,7 @@ size = Quantity(1e9, DIGITS)
 
 
 def quote(a, low, high, ts):
-    return QuoteTick(instruments[a].id, Price(low, DIGITS), Price(high, DIGITS), size, size, ts, ts)
+    return QuoteTick(instruments[a].id, Price(low, PRICE_DIGITS), Price(high, PRICE_DIGITS), size, size, ts, ts)
 
 
 def quotes():
@@ -100,7 +101,7 @@ class Rebalance(Strategy):
         for a, one in enumerate(instruments):
             for position in self.cache.positions_open(instrument_id=one.id):
                 held[a] = position.signed_qty
-                worth += position.unrealized_pnl(Price(given["close"][t, a], DIGITS)).as_double()
+                worth += position.unrealized_pnl(Price(given["close"][t, a], PRICE_DIGITS)).as_double()
         self.equity[t] = worth
         if t + 1 < n_bars:
             wanted = given["weights"][t] * worth / given["close"][t] - held
