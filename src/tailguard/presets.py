@@ -48,6 +48,7 @@ def trading_config(**settings: Any) -> PPOConfig:
         "n_epochs": 4,
         "gamma": 0.9,
         "gae_lambda": 0.9,
+        "vf_coef": 0.5,
     }
     return PPOConfig(**{**base, **settings})
 

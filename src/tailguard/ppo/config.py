@@ -17,7 +17,7 @@ from tailguard.schedules import EntropyConfig, KLPenaltyConfig, Schedule, Schedu
 class PPOConfig(Config):
     """Settings of `DistributionalPPO`; the names of SB3's RecurrentPPO where it has them."""
 
-    learning_rate: Scheduled = 1e-3
+    learning_rate: Scheduled = 2e-3
     """Step size: a number, a Schedule, or a function of the progress remaining (1 to 0)."""
     n_steps: PositiveInt = 128
     """Steps per environment and rollout."""
@@ -41,7 +41,7 @@ class PPOConfig(Config):
     """Weight of the entropy bonus at the start."""
     entropy: EntropyConfig = EntropyConfig()
     """How that weight changes."""
-    vf_coef: PositiveFloat = 0.5
+    vf_coef: PositiveFloat = 0.1
     """Weight of the value loss."""
     max_grad_norm: PositiveFloat = 0.5
     """Bound on the norm of the whole gradient."""
