@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup check format test slow bench bench-peers docs demo clean
+.PHONY: help setup check format test slow bench bench-peers bench-env bench-continual bench-optimizers bench-oracles docs demo clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,10 +33,22 @@ test: setup  ## the fast tests
 slow: setup  ## learning, fault injection, independent engines: tens of minutes
 	$(BIN)/pytest -n 2 -m slow
 
-bench: bench-peers  ## all benchmarks; figures go to benchmarks/RESULTS.md
+bench: bench-peers bench-env bench-continual bench-optimizers  ## all benchmarks; figures go to benchmarks/RESULTS.md
 
 bench-peers: setup  ## ours against sb3-contrib's RecurrentPPO, interleaved
 	$(BIN)/python -m benchmarks.peers
+
+bench-env: setup  ## the trading environment against gym-trading-env and gym-anytrading
+	$(BIN)/python -m benchmarks.env_speed
+
+bench-continual: setup  ## UPGD, Adam and controls on permuted digits, about half an hour
+	$(BIN)/python -m benchmarks.continual --write
+
+bench-optimizers: setup  ## cost of one optimizer step beside torch's AdamW
+	$(BIN)/python -m benchmarks.optimizer_cost --write
+
+bench-oracles: setup  ## fraction of the optimum on the oracle markets, over seeds, beside RecurrentPPO
+	$(BIN)/python -m benchmarks.oracles
 
 docs: setup  ## execute every snippet of README and docs/
 	$(BIN)/pytest -n 2 tests/test_docs.py
