@@ -73,8 +73,8 @@ class Bill(NamedTuple):
     """What one step cost and how much it traded."""
 
     costs: Array  # (N,) currency: spread, slippage, impact, fee, funding, borrow
-    fees: Array  # (N,) currency: the fee alone, which independent engines report too
     turnover: Array  # (N,) traded notional over equity
+    fees: Array  # (N,) currency: the fee alone, which independent engines report too
 
 
 def new_account(initial_cash: float, n_envs: int, n_assets: int) -> Account:
@@ -170,4 +170,4 @@ def advance(account: Account, action: Array, prices: Prices, rates: CostRates, l
     account, trade_costs, fees = fill(account, traded, prices.open, prices.sigma, prices.bar_value, rates)
     account, holding_costs = carry(account, prices.next_mark, rates)
     turnover = sum_assets(np.abs(traded) * prices.open) / worth
-    return account, Bill(trade_costs + holding_costs, fees, turnover)
+    return account, Bill(trade_costs + holding_costs, turnover, fees)

@@ -58,7 +58,7 @@ def advance(
     """Every account from the close of its bar t to the close of t+1, in place.
 
     t: (N,); action, units, entry: (N, A); cash: (N,); open_ .. bar_value: (T, A), read at t and t+1
-    out: (4, N) equity at the close of t+1, costs, fees, turnover
+    out: (4, N) equity at the close of t+1, costs, turnover, fees
     """
     n_envs, n_assets = units.shape
     for n in range(n_envs):
@@ -108,5 +108,5 @@ def advance(
             value = value + units[n, a] * mark[then, a]
         out[0, n] = value
         out[1, n] = costs + holding
-        out[2, n] = fees
-        out[3, n] = traded_value / worth
+        out[2, n] = traded_value / worth
+        out[3, n] = fees

@@ -19,13 +19,14 @@ def oracle_config(market: OracleMarket, episode_length: int | None = None) -> En
     """The market's cost per unit traded and nothing else; its own episode length where it has one.
 
     The agent sees its weight, which is all of its account that an optimum depends on; where tails matter, also the
-    period's return so far. What identifies a path but not its future only invites the policy to learn luck by heart.
+    time left and the return of the period so far. What identifies a path but not its future only invites the policy
+    to learn luck by heart.
     """
     own = market.episode_length if isinstance(market, CrashMarket) else 250
-    seen: tuple[AgentState, ...] = ("weight", "period_return") if isinstance(market, CrashMarket) else ("weight",)
+    tail: tuple[AgentState, ...] = ("time_left", "period_return") if isinstance(market, CrashMarket) else ()
     return EnvConfig(
         episode_length=episode_length or own,
-        agent_state=seen,
+        agent_state=("weight", *tail),
         costs=Costs(fee_bps=market.cost_bps, half_spread_bps=0, slippage_bps=0, impact=0, borrow_bps_per_year=0),
         account=AccountRules(gross_cap=market.gross_cap),
     )

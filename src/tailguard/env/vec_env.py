@@ -127,13 +127,13 @@ class TradingVecEnv(VecEnv):
     @property
     def fees(self) -> npt.NDArray[np.float64]:
         """(N,) the part of `costs` that is commission."""
-        row: npt.NDArray[np.float64] = self._out[2]
+        row: npt.NDArray[np.float64] = self._out[3]
         return row
 
     @property
     def turnover(self) -> npt.NDArray[np.float64]:
         """(N,) notional traded in the last step over equity."""
-        row: npt.NDArray[np.float64] = self._out[3]
+        row: npt.NDArray[np.float64] = self._out[2]
         return row
 
     @property
@@ -226,7 +226,7 @@ class TradingVecEnv(VecEnv):
         observation = self.observe()
         infos: Infos = [
             {"equity": worth, "costs": costs, "turnover": turnover}
-            for worth, costs, turnover in zip(*self._out[[0, 1, 3]].tolist(), strict=True)
+            for worth, costs, turnover in zip(*self._out[:3].tolist(), strict=True)
         ]
         if done.any():
             observation = self._finish(done, ruined, observation, infos)

@@ -176,11 +176,12 @@ def solved(market: OracleMarket) -> tuple[Chain, solver.Solution]:
 
 @lru_cache(maxsize=64)
 def _optimum(market: OracleMarket) -> Optimum:
-    chain, solution = solved(market)
+    _, solution = solved(market)
     mean = solution.reward_per_step
     legs = len(market.symbols)
+    sizes = Sizes(states=161, weights=31)  # a switch of position is sharp in the state and coarse in the weight
     square, simple, traded = (
-        solver.long_run(chain, solution, payoff)
+        solver.long_run(market.chain(sizes), sizes, solution.band, payoff)
         for payoff in (solver.SQUARED_REWARD, solver.SIMPLE_RETURN, solver.TURNOVER)
     )
     return Optimum(mean, sqrt(max(square - mean**2, 0.0)), simple, legs * traded, solution.bounds)

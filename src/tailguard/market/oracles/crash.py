@@ -170,7 +170,7 @@ class SteadyPolicy(OptimalPolicy):
 
 
 class TailPolicy(OptimalPolicy):
-    """Looks up time left, X so far and the weight held: columns 3, 4 and 1 of the full observation."""
+    """Looks up time left, X so far and the weight held: columns 2, 3 and 1 of the observation."""
 
     def __init__(self, table: tail.Table, episode_length: int) -> None:
         self.table, self.episode_length = table, episode_length
@@ -183,8 +183,8 @@ class TailPolicy(OptimalPolicy):
         deterministic: bool = True,
     ) -> tuple[npt.NDArray[np.float32], Any]:
         seen = observation.astype(np.float64)
-        left = np.rint(seen[:, 3] * self.episode_length).astype(np.int64)
-        weight = self.table.weight(self.episode_length - left, seen[:, 4] / 100.0, seen[:, 1])
+        left = np.rint(seen[:, 2] * self.episode_length).astype(np.int64)
+        weight = self.table.weight(self.episode_length - left, seen[:, 3] / 100.0, seen[:, 1])
         return weight[:, None].astype(np.float32), state
 
 

@@ -238,23 +238,25 @@ def refine(
 REWARD, SQUARED_REWARD, SIMPLE_RETURN, TURNOVER = range(4)
 
 
-def long_run(chain: Chain, solution: Solution, payoff: int, *, max_sweeps: int = 20_000) -> float:
-    """Long-run mean per step of a payoff under the band of `solution`."""
+def long_run(chain: Chain, sizes: Sizes, band: Band, payoff: int, *, max_sweeps: int = 20_000) -> float:
+    """Long-run mean per step of a payoff under a band, which may come from a finer grid."""
     cell, mix = _cells(chain)
-    value = np.zeros_like(solution.value)
+    weights = weight_grid(sizes.weights)
+    low, high = (np.interp(chain.grid, band.grid, edge) for edge in (band.low, band.high))
+    value = np.zeros((len(chain.grid), len(weights)))
     new = np.empty_like(value)
     for _ in range(max_sweeps):
         _evaluate(
             value,
-            solution.weights,
+            weights,
             chain.prob,
             chain.ret,
             chain.growth,
             cell,
             mix,
             chain.cost,
-            solution.band.low,
-            solution.band.high,
+            low,
+            high,
             payoff,
             new,
         )
