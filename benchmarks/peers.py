@@ -46,19 +46,23 @@ class Case:
 # measuring, in a process of its own
 
 
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
 class Clock:
     """Seconds spent inside wrapped functions."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
+        self.now = CLOCKS[kind]
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
+        began = self.now()
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+            self.seconds[name] = self.seconds.get(name, 0.0) + self.now() - began
 
     def wrap(self, owner: Any, attribute: str, name: str) -> None:
         """Time every call of `owner.attribute`; the library itself carries no timing code."""
@@ -118,14 +122,14 @@ def watch_ours(model: Any, clock: Clock) -> None:
     clock.wrap(update.Learner, "apply_gradients", "optimizer")
 
 
-def measure(who: str, case: Case, seconds: float) -> dict[str, float]:
+def measure(who: str, case: Case, seconds: float, kind: str) -> dict[str, float]:
     """Steps per second of whole rollout-and-update cycles over at least `seconds`, after a small warm-up."""
     import torch
 
     torch.set_num_threads(1)
     make = {"ours": make_ours, "peer": make_peer}[who]
     make(Case(case.hidden, case.n_envs, 16)).learn(16 * case.n_envs)  # compiled kernels, allocator, imports
-    clock, model = Clock(), make(case)
+    clock, model = Clock(kind), make(case)
     clock.wrap(model, "collect_rollouts", "rollout")
     clock.wrap(model, "train", "update")
     if who == "ours":
@@ -150,11 +154,13 @@ def shares(seconds: dict[str, float]) -> dict[str, float]:
 
 # comparing
 
+Measured = dict[Case, dict[str, list[dict[str, float]]]]  # [case][learner], one entry per repeat
 
-def measure_apart(who: str, case: Case, seconds: float) -> dict[str, float]:
+
+def measure_apart(who: str, case: Case, seconds: float, kind: str) -> dict[str, float]:
     """The same in a fresh process with one thread."""
-    command = [sys.executable, "-m", "benchmarks.peers", "--seconds", str(seconds), "--measure", who]
-    command += [str(number) for number in astuple(case)]
+    command = [sys.executable, "-m", "benchmarks.peers", "--seconds", str(seconds), "--clock", kind]
+    command += ["--measure", who, *(str(number) for number in astuple(case))]
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, env={**os.environ, **threads}, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -163,13 +169,13 @@ def measure_apart(who: str, case: Case, seconds: float) -> dict[str, float]:
     return result
 
 
-def compare(cases: list[Case], repeats: int, seconds: float) -> dict[Case, dict[str, list[dict[str, float]]]]:
+def compare(cases: list[Case], repeats: int, seconds: float, kind: str) -> Measured:
     """All measurements, interleaved: every repeat visits every case, and in it both learners."""
-    measured: dict[Case, dict[str, list[dict[str, float]]]] = {case: {who: [] for who in LEARNERS} for case in cases}
+    measured: Measured = {case: {who: [] for who in LEARNERS} for case in cases}
     began = time.perf_counter()
     for repeat, case in product(range(repeats), cases):
         for who in LEARNERS:
-            measured[case][who].append(measure_apart(who, case, seconds))
+            measured[case][who].append(measure_apart(who, case, seconds, kind))
         ours, peer = (measured[case][who][-1]["steps_per_second"] for who in LEARNERS)
         print(
             f"{time.perf_counter() - began:6.0f} s  repeat {repeat + 1}/{repeats}  hidden {case.hidden:3d}  "
@@ -184,7 +190,7 @@ def middle(runs: list[dict[str, float]], key: str) -> float:
     return median(run[key] for run in runs)
 
 
-def report(measured: dict[Case, dict[str, list[dict[str, float]]]], repeats: int) -> str:
+def report(measured: Measured, repeats: int, kind: str) -> str:
     """Medians, ratios and shares as markdown."""
     speeds, phases, ratios = [], [], []
     for case, runs in measured.items():
@@ -201,7 +207,7 @@ def report(measured: dict[Case, dict[str, list[dict[str, float]]]], repeats: int
             f"{BATCH_SIZE:,} samples (or the whole rollout where that is less), layers of 64 and 64 after the LSTM. "
             "Ours trains twin critics of 32 quantiles, each with an LSTM of its own; RecurrentPPO "
             f"(sb3-contrib {version('sb3-contrib')}) one scalar critic with an LSTM. "
-            f"Medians of {repeats} interleaved measurements, each in its own process. In rollouts of "
+            f"Medians of {repeats} interleaved measurements of {kind} time, each in its own process. In rollouts of "
             f"{LONG_ROLLOUT:,} samples and more, one of RecurrentPPO's epochs is timed and counted {N_EPOCHS} times.",
             markdown_table([*head, "ours, steps/s", "RecurrentPPO, steps/s", "ratio"], speeds),
             f"Geometric mean of the ratios **{geometric_mean(ratios):.1f}**, lowest **{min(ratios):.1f}**.",
@@ -218,6 +224,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--n-steps", type=int, nargs="+", default=[128, 2048], help="rollout lengths of the grid")
     parser.add_argument("--repeats", type=int, default=3, help="measurements per cell and learner (default 3)")
     parser.add_argument("--seconds", type=float, default=3.0, help="least time per measurement (default 3)")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu forgives a busy machine (default wall)")
     parser.add_argument("--dry", action="store_true", help="print the tables without writing RESULTS.md")
     parser.add_argument("--measure", nargs=4, metavar=("WHO", "HIDDEN", "ENVS", "N_STEPS"), help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -227,10 +234,10 @@ def main() -> None:
     args = arguments()
     if args.measure:
         who, *numbers = args.measure
-        print(json.dumps(measure(who, Case(*map(int, numbers)), args.seconds)))
+        print(json.dumps(measure(who, Case(*map(int, numbers)), args.seconds, args.clock)))
         return
     cases = [Case(*cell) for cell in product(args.hidden, args.envs, args.n_steps)]
-    body = report(compare(cases, args.repeats, args.seconds), args.repeats)
+    body = report(compare(cases, args.repeats, args.seconds, args.clock), args.repeats, args.clock)
     print(f"\n{body}")
     if not args.dry:
         command = " ".join(["python -m benchmarks.peers", *sys.argv[1:]])
