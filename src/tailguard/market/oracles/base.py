@@ -179,7 +179,7 @@ def _optimum(market: OracleMarket) -> Optimum:
     _, solution = solved(market)
     mean = solution.reward_per_step
     legs = len(market.symbols)
-    sizes = Sizes(states=161, weights=31)  # a switch of position is sharp in the state and coarse in the weight
+    sizes = Sizes(states=161, weights=31, nodes=31)  # a switch of position is sharp in the state, coarse in the weight
     square, simple, traded = (
         solver.long_run(market.chain(sizes), sizes, solution.band, payoff)
         for payoff in (solver.SQUARED_REWARD, solver.SIMPLE_RETURN, solver.TURNOVER)

@@ -23,6 +23,9 @@ from tailguard.errors import TailguardError
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+LEAST = 1e-3
+"""The smallest price tried: where it is the best, the limit does not bind."""
+
 
 class Table(NamedTuple):
     """Target weight by step, Y = X - threshold, and weight held."""
@@ -166,46 +169,45 @@ def backward(
     return target, value, mean
 
 
-def at_price(grid: Grid, returns: Array, prob: Array, cost: float, n_steps: int, alpha: float, price: float) -> Answer:
-    """The best policy and threshold for one price of the limit."""
+def at_price(
+    grid: Grid, returns: Array, prob: Array, cost: float, n_steps: int, alpha: float, limit: float, price: float
+) -> Answer | None:
+    """The best of the policies that one price makes, over all thresholds, that keep the limit."""
     target, value, mean = backward(grid, returns, prob, cost, n_steps, price / alpha)
     nu = -grid.levels
-    start = int(((1.0 + price) * nu + value[:, 0]).argmax())  # column 0: an episode starts flat
-    threshold = float(nu[start])
-    table = Table(target, float(grid.levels[0]), float(grid.levels[1] - grid.levels[0]), grid.weights, threshold)
-    shortfall = (mean[start, 0] - value[start, 0]) * alpha / price  # E(nu - X)+
-    return Answer(table, float(mean[start, 0] + threshold), float(threshold - shortfall / alpha), price)
+    expected = mean[:, 0] + nu  # column 0: an episode starts flat
+    cvar = nu - (mean[:, 0] - value[:, 0]) / price  # a lower bound for any nu, the value at the best one
+    if not (cvar >= limit).any():
+        return None
+    # of thresholds with the same expectation the one that tells the CVaR best: the limit need not bind
+    start = int(np.where(cvar >= limit, expected + 1e-4 * cvar, -np.inf).argmax())
+    table = Table(target, float(grid.levels[0]), float(grid.levels[1] - grid.levels[0]), grid.weights, float(nu[start]))
+    return Answer(table, float(expected[start]), float(cvar[start]), price)
 
 
 def solve(
     returns: Array, prob: Array, cost: float, n_steps: int, volatility: float, alpha: float, limit: float
 ) -> Answer:
-    """Bisect the price of the limit, first on a coarse grid, then near that price on a fine one."""
+    """Search the price of the limit: widely on a coarse grid, then closely on a fine one.
 
-    def at(grid: Grid, price: float) -> Answer:
-        return at_price(grid, returns, prob, cost, n_steps, alpha, price)
+    For a fixed threshold the problem is convex and a price answers it; over thresholds it is not, so the limit can jump
+    over the one asked for as the price moves. Hence a search for the best expectation, not for the price that meets it.
+    """
+
+    def best(grid: Grid, prices: Array) -> Answer | None:
+        top: Answer | None = None  # one at a time: a table can be large
+        for price in prices.tolist():
+            found = at_price(grid, returns, prob, cost, n_steps, alpha, limit, price)
+            if found is not None and (top is None or found.mean > top.mean):
+                top = found
+        return top
 
     coarse = make_grid(returns, prob, cost, n_steps, volatility / 2.0, 21)
     fine = make_grid(returns, prob, cost, n_steps, volatility / 4.0, 41 if cost == 0.0 else 21)
-    low, high = 1e-3, 1e3
-    free = at(fine, low)
-    if free.cvar >= limit:
-        return free._replace(price=0.0)
-    while high / low > 1.02:
-        middle = float(np.sqrt(low * high))
-        low, high = (low, middle) if at(coarse, middle).cvar >= limit else (middle, high)
-    low, high = 0.8 * low, 1.25 * high
-    answer = at(fine, high)
-    while answer.cvar < limit:
-        low, high = high, 1.5 * high
-        if high > 1e4:
-            raise TailguardError(f"No policy on the grid keeps CVaR at {limit}; the best reaches {answer.cvar:.4f}.")
-        answer = at(fine, high)
-    while high / low > 1.01 and answer.cvar - limit > 1e-3 * abs(limit):
-        middle = float(np.sqrt(low * high))
-        trial = at(fine, middle)
-        if trial.cvar >= limit:
-            high, answer = middle, trial
-        else:
-            low = middle
-    return answer
+    answer = best(coarse, np.geomspace(LEAST, 300.0, 26))
+    for grid, ratio, n_prices in ((coarse, 1.5, 7), (fine, 1.1, 5), (fine, 1.02, 7)):
+        if answer is not None:
+            answer = best(grid, answer.price * np.geomspace(1.0 / ratio, ratio, n_prices)) or answer
+    if answer is None:
+        raise TailguardError(f"No policy on the grid keeps CVaR at {limit} or better. Use a lower limit.")
+    return answer if answer.price > 2.0 * LEAST else answer._replace(price=0.0)
