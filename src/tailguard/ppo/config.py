@@ -17,7 +17,7 @@ from tailguard.schedules import EntropyConfig, KLPenaltyConfig, Schedule, Schedu
 class PPOConfig(Config):
     """Settings of `DistributionalPPO`; the names of SB3's RecurrentPPO where it has them."""
 
-    learning_rate: Scheduled = 2e-3
+    learning_rate: Scheduled = Schedule(start=2e-3, end=0.0)
     """Step size: a number, a Schedule, or a function of the progress remaining (1 to 0)."""
     n_steps: PositiveInt = 128
     """Steps per environment and rollout."""
