@@ -27,7 +27,7 @@ def test_cartpole_without_velocities_is_out_of_reach_without_memory() -> None:
 
 
 def pendulum_return(seed: int) -> float:
-    """gamma and rollouts of 4,096 are those of the published recurrent baseline; smaller rollouts are learned by heart."""
+    """gamma and rollouts of 4,096 are the published recurrent baseline's; smaller rollouts are learned by heart."""
     model = DistributionalPPO("MlpLstmPolicy", pendulum(8, seed), gamma=0.9, n_steps=512, batch_size=256, seed=seed)
     model.learn(100_000)
     return mean_return(model, pendulum(10, seed=1_000 + seed), episodes=50)

@@ -54,7 +54,7 @@ class ParameterVector:
 
 
 def rescale_moments(state: dict[str, Tensor], spans: Sequence[slice], gradient: float, weight: float) -> None:
-    """Multiply kept gradients by `gradient`, their squares by its square, and utilities (gradient times weight) by both."""
+    """Multiply kept gradients by `gradient`, their squares by its square, utilities (gradient times weight) by both."""
     powers = {
         "exp_avg": gradient,
         "first_moment": gradient,
