@@ -1,8 +1,8 @@
 """Steps per second of the trading environment, beside gym-trading-env and gym-anytrading on the same bars.
 
 The two peers run in a virtual environment of their own, one environment at a time: they have no batched form, and a
-vector wrapper only adds to the cost of a step. Time is CPU time of the one thread that steps, so that other work on
-the machine does not count.
+vector wrapper only adds to the cost of a step. CPU time leaves out other work on the machine, wall time
+does not; both are shown.
 
     python -m benchmarks.env_speed
 """
@@ -44,21 +44,22 @@ trading = gym.make("TradingEnv", df=frame, positions=[-1, 0, 1], trading_fees=5e
 upper = frame.rename(columns=str.capitalize)
 anytrading = gym.make("stocks-v0", df=upper, window_size=4, frame_bound=(4, len(frame)), disable_env_checker=True)
 for name, env in (("gym-trading-env", trading), ("gym-anytrading", anytrading)):
-    best = 0.0
-    for _ in range(3):
+    cpu = wall = 0.0
+    for _ in range(int(sys.argv[2])):
         env.reset(seed=0)
-        begin, n = time.process_time(), 4000
+        begin, began, n = time.process_time(), time.perf_counter(), 4000
         for i in range(n):
             _, _, terminated, truncated, _ = env.step(i % 2)
             if terminated or truncated:
                 env.reset()
-        best = max(best, n / (time.process_time() - begin))
-    print(name, best)
+        cpu = max(cpu, n / (time.process_time() - begin))
+        wall = max(wall, n / (time.perf_counter() - began))
+    print(name, cpu, wall)
 """
 
 
-def ours(n_envs: int, n_assets: int = 1) -> float:
-    """Best of several rounds, in environment steps per second of CPU time, with random actions drawn beforehand."""
+def ours(n_envs: int, n_assets: int = 1) -> tuple[float, float]:
+    """Steps per second of CPU time and of wall time, each the best of the rounds; actions are drawn beforehand."""
     market = oracle_market("pairs" if n_assets == 2 else "noise")
     bars = market.bars(N_BARS, seed=0)
     rng = np.random.default_rng(0)
@@ -67,16 +68,17 @@ def ours(n_envs: int, n_assets: int = 1) -> float:
     actions = rng.uniform(-1, 1, (64, n_envs, n_assets)).astype(np.float32)
     env.reset()
     n_steps = max(2000, 200_000 // n_envs)
-    best = 0.0
+    cpu = wall = 0.0
     for _ in range(ROUNDS):
-        begin = time.process_time()
+        begin, began = time.process_time(), time.perf_counter()
         for i in range(n_steps):
             env.step(actions[i % 64])
-        best = max(best, n_steps * n_envs / (time.process_time() - begin))
-    return best
+        cpu = max(cpu, n_steps * n_envs / (time.process_time() - begin))
+        wall = max(wall, n_steps * n_envs / (time.perf_counter() - began))
+    return cpu, wall
 
 
-def peers() -> dict[str, float]:
+def peers() -> dict[str, tuple[float, float]]:
     """Steps per second of the peers, from a process of their own."""
     python = CACHE / "bin" / "python"
     if not (CACHE / ".ready").exists():
@@ -86,22 +88,23 @@ def peers() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         close = Path(folder) / "close.npy"
         np.save(close, oracle_market("noise").bars(N_BARS, seed=0).close[:, 0])
-        output = subprocess.run([python, "-c", PEERS, close], check=True, capture_output=True, text=True).stdout
-    return {name: float(speed) for name, speed in (line.split() for line in output.splitlines() if line)}
+        output = subprocess.run(
+            [python, "-c", PEERS, close, str(ROUNDS)], check=True, capture_output=True, text=True
+        ).stdout
+    rows = [line.split() for line in output.splitlines() if line]
+    return {name: (float(cpu), float(wall)) for name, cpu, wall in rows}
 
 
 def main() -> None:
     rows = [(f"TradingVecEnv, {n} envs, 1 asset", ours(n)) for n in (1, 16, 64, 256)]
     rows.append(("TradingVecEnv, 64 envs, 2 assets", ours(64, 2)))
     rows += [(f"{name}, 1 env", speed) for name, speed in peers().items()]
-    lines = [
-        "| environment | env-steps per CPU second |",
-        "| --- | ---: |",
-        *(f"| {name} | {speed:,.0f} |" for name, speed in rows),
-    ]
+    lines = ["| environment | env-steps per CPU second | env-steps per second |", "| --- | ---: | ---: |"]
+    lines += [f"| {name} | {cpu:,.0f} | {wall:,.0f} |" for name, (cpu, wall) in rows]
     body = (
-        f"One thread, no policy, {N_FEATURES} features, all costs on, best of {ROUNDS} rounds. The peers have no "
-        "batched form; one of their environments is one row.\n\n" + "\n".join(lines)
+        f"One thread, no policy, {N_FEATURES} features, all costs on, best of {ROUNDS} rounds for every row; load average "
+        f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores. CPU time leaves out other work on the machine, wall time "
+        "does not. The peers have no batched form; one of their environments is one row.\n\n" + "\n".join(lines)
     )
     print(body)
     write_section("env-speed", "Environment speed", "python -m benchmarks.env_speed", body)
