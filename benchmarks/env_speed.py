@@ -102,7 +102,7 @@ def main() -> None:
     lines = ["| environment | env-steps per CPU second | env-steps per second |", "| --- | ---: | ---: |"]
     lines += [f"| {name} | {cpu:,.0f} | {wall:,.0f} |" for name, (cpu, wall) in rows]
     body = (
-        f"One thread, no policy, {N_FEATURES} features, all costs on, best of {ROUNDS} rounds for every row; load average "
+        f"One thread, no policy, {N_FEATURES} features, all costs on, best of {ROUNDS} rounds for every row; load "
         f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores. CPU time leaves out other work on the machine, wall time "
         "does not. The peers have no batched form; one of their environments is one row.\n\n" + "\n".join(lines)
     )
