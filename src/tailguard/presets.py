@@ -71,7 +71,7 @@ def signal(**constants: Any) -> Preset:
 
 def noise(**constants: Any) -> Preset:
     """Nothing to earn: the best is not to trade."""
-    return Preset("noise", oracle_market("noise", **constants), trading_config(), 400_000)
+    return Preset("noise", oracle_market("noise", **constants), trading_config(), 800_000)
 
 
 def pairs(**constants: Any) -> Preset:

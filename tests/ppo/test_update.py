@@ -177,7 +177,8 @@ def test_the_reserve_never_enters_a_gradient() -> None:
 
 
 def test_explained_variance_uses_the_final_weights_on_the_reserve() -> None:
-    agent = tiny_agent(vectorized(lambda: ConstantReward(limit=20, truncates=False), 4), ev_reserve=0.25, n_steps=64)
+    env = vectorized(lambda: ConstantReward(limit=20, truncates=False), 4)
+    agent = tiny_agent(env, ev_reserve=0.25, n_steps=64, learning_rate=5e-3, n_epochs=8)
     agent.learn(256 * 40)
     assert logged(agent)["train/explained_variance"] > 0.5
 
