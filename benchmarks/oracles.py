@@ -86,9 +86,11 @@ def recurrent_ppo(name: str, policy: str, changes: dict[str, Any], steps: int | 
     }
 
 
-def over_seeds(run: Callable[..., dict[str, float]], seeds: int, *arguments: Any) -> dict[str, np.ndarray]:
-    """All seeds, one process per core."""
-    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+def over_seeds(
+    run: Callable[..., dict[str, float]], seeds: int, workers: int, *arguments: Any
+) -> dict[str, np.ndarray]:
+    """All seeds, in that many processes at once."""
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         rows = list(pool.map(run, *([argument] * seeds for argument in arguments), range(seeds)))
     return {key: np.array([row[key] for row in rows]) for key in rows[0]}
 
@@ -116,6 +118,9 @@ def row(label: str, found: dict[str, np.ndarray]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count(), help="processes at once; one per core by default"
+    )
     parser.add_argument("--steps", type=int, help="steps per seed; the preset's own by default")
     parser.add_argument("--markets", default="regime,signal,noise,pairs", help="presets, by commas")
     parser.add_argument("--ab", action="store_true", help="variants of the learner instead of the table of presets")
@@ -131,7 +136,7 @@ def main() -> None:
                 continue
             policy = "MlpPolicy" if options.memoryless else "MlpLstmPolicy"
             run = recurrent_ppo if options.peers else ours
-            found = over_seeds(run, options.seeds, name, policy, changes, options.steps)
+            found = over_seeds(run, options.seeds, options.workers, name, policy, changes, options.steps)
             who = "RecurrentPPO" if options.peers else label
             rows.append(row(f"{name}, {who}", found))
             print(rows[-1], flush=True)
