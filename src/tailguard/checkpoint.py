@@ -182,6 +182,21 @@ def parse_json(data: bytes, path: Path) -> dict[str, Any]:
     return parsed
 
 
+def write_file(path: Path, data: bytes) -> None:
+    """Replace a file whole and durably, or leave it as it was."""
+    fresh = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write_synced(fresh, data)
+            os.rename(fresh, path)
+            sync_directory(path.parent)
+        finally:
+            fresh.unlink(missing_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"Cannot write {path}: {error}. What was there is untouched.") from error
+
+
 def write_synced(path: Path, data: bytes) -> None:
     with path.open("wb") as file:
         file.write(data)

@@ -26,6 +26,14 @@ class CheckpointError(TailguardError, ValueError):
     """A bundle that is missing, damaged or of another format; names the file and what is wrong with it."""
 
 
+class RunError(TailguardError, RuntimeError):
+    """A run folder that cannot be used now: another process writes it, or it cannot be written."""
+
+
+class EnvWorkerError(TailguardError, RuntimeError):
+    """A worker process of an environment died or no longer answers; names the environment."""
+
+
 class DataError(TailguardError, ValueError):
     """Market data that cannot be trusted; names row, value and fix."""
 

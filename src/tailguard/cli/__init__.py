@@ -54,6 +54,32 @@ def demo(
     run_demo(preset, seed, steps, out)
 
 
+@app.command()
+def train(
+    config: Annotated[Path | None, typer.Argument(help="YAML file; everything else goes on top of it.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Embedded market: regime, regime_hard, signal, ...")] = None,
+    steps: Annotated[int | None, typer.Option(help="Environment steps; the preset's own by default.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Root of every random stream.")] = None,
+    run: Annotated[str | None, typer.Option(help="Name of the folder under runs/, or a path.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="One setting, such as ppo.gamma=0.9; may be repeated.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")] = False,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print one JSON line per update instead of the display.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
+) -> None:
+    """Train an agent in a run folder. Ctrl-C or SIGTERM stop it with a checkpoint.
+
+    Example: tailguard train --preset regime --steps 200000 --seed 1 --run first --set ppo.gamma=0.95
+    """
+    from tailguard.cli.train import start
+
+    given = {name: value for name, value in (("preset", preset), ("steps", steps), ("seed", seed)) if value is not None}
+    start(config, given, set_ or [], run, "quiet" if quiet else "json" if json_ else "live", dry_run)
+
+
 def main() -> None:
     """Entry point: turns errors that a user can act on into one line and exit code 2."""
     try:

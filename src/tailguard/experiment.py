@@ -1,0 +1,194 @@
+"""An experiment: where an agent trains, with which settings, for how long, from which seed.
+
+`ExperimentConfig` is what a YAML file or the command line says, complete and checked; `Experiment` builds from it the
+environment and the agent. Where the environment comes from is a `Task` (a preset, a Gymnasium id): a task brings its
+own defaults, and everything the user says goes on top of them.
+
+    config = experiment_config({"preset": "regime", "steps": 100_000}, overrides=["ppo.gamma=0.95"])
+    agent = Experiment(config).agent()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import gymnasium as gym
+from pydantic import Field
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecEnv
+
+from tailguard.configuration import Config, NonNegativeInt, PositiveInt
+from tailguard.env import oracle_env
+from tailguard.errors import ConfigError, did_you_mean
+from tailguard.policy import PolicyConfig
+from tailguard.ppo import DistributionalPPO, PPOConfig
+from tailguard.presets import Preset, preset
+from tailguard.run import CheckpointConfig
+from tailguard.yaml_files import parse_yaml, read_yaml, write_yaml
+
+
+class ExperimentConfig(Config):
+    """Everything about a training run. Exactly one of the sources (`preset`, `gym_env`) is given."""
+
+    preset: str | None = None
+    """An embedded market and its settings (`tailguard.presets`)."""
+    gym_env: str | None = None
+    """A registered Gymnasium environment, such as CartPole-v1."""
+    policy: str = "MlpLstmPolicy"
+    """MlpLstmPolicy, or MlpPolicy without memory."""
+    policy_kwargs: PolicyConfig = PolicyConfig()
+    """Sizes and kinds of the networks."""
+    n_envs: PositiveInt = 16
+    """Environments stepped together."""
+    steps: PositiveInt = 1_000_000
+    """Environment steps of the whole training."""
+    seed: NonNegativeInt = 0
+    """Root of every random stream."""
+    ppo: PPOConfig = PPOConfig()
+    """The learner."""
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    """When bundles are written and which are kept."""
+
+    def to_yaml(self) -> str:
+        """The whole configuration as YAML that `load_experiment` reads back unchanged."""
+        return write_yaml(self.model_dump(mode="json"))
+
+
+class Task(Protocol):
+    """Where an agent trains: a name, the settings it brings, and its environment."""
+
+    @property
+    def name(self) -> str: ...
+
+    def defaults(self) -> dict[str, Any]:
+        """Fields of `ExperimentConfig` that this task sets when the user does not."""
+        ...
+
+    def env(self, n_envs: int, seed: int) -> VecEnv:
+        """A fresh training environment."""
+        ...
+
+
+@dataclass(frozen=True)
+class PresetTask:
+    """An embedded market whose optimum is known."""
+
+    preset: Preset
+
+    @property
+    def name(self) -> str:
+        return self.preset.name
+
+    def defaults(self) -> dict[str, Any]:
+        return {
+            "n_envs": self.preset.n_envs,
+            "steps": self.preset.total_timesteps,
+            "ppo": self.preset.config.model_dump(mode="json"),
+            "policy_kwargs": self.preset.policy_kwargs,
+        }
+
+    def env(self, n_envs: int, seed: int) -> VecEnv:
+        return oracle_env(self.preset.market, n_envs, seed)
+
+
+@dataclass(frozen=True)
+class GymTask:
+    """A registered Gymnasium environment."""
+
+    name: str
+
+    def defaults(self) -> dict[str, Any]:
+        return {}
+
+    def env(self, n_envs: int, seed: int) -> VecEnv:
+        return make_vec_env(self.name, n_envs, seed=seed)
+
+
+def task_of(settings: Mapping[str, Any]) -> Task:
+    """The task that (possibly unchecked) settings name."""
+    sources = {name: settings.get(name) for name in ("preset", "gym_env")}
+    given = {name: value for name, value in sources.items() if value is not None}
+    if len(given) != 1:
+        found = f"{' and '.join(given)} are both given" if given else "nothing says where to train"
+        raise ConfigError(
+            f"{found.capitalize()}: give exactly one of {', '.join(sources)}, for example --preset regime."
+        )
+    ((source, name),) = given.items()
+    if not isinstance(name, str):
+        raise ConfigError(f"{source}={name!r}: expected a name.")
+    return PresetTask(preset(name)) if source == "preset" else GymTask(registered(name))
+
+
+def registered(name: str) -> str:
+    """A Gymnasium id that is known without importing anything: a configuration does not run code."""
+    if name not in gym.registry:
+        raise ConfigError(
+            f"There is no registered Gymnasium environment {name!r}.{did_you_mean(name, gym.registry)} "
+            "For your own, use DistributionalPPO with it in Python (docs/resume.md)."
+        )
+    return name
+
+
+def experiment_config(given: Mapping[str, Any], overrides: Sequence[str] = ()) -> ExperimentConfig:
+    """Checked settings: the task's defaults, what is given on top, and `key.path=value` overrides last."""
+    wanted = dict(given)
+    for override in overrides:
+        wanted = merged(wanted, parsed_override(override))
+    return ExperimentConfig(**merged(task_of(wanted).defaults(), wanted))
+
+
+def load_experiment(
+    path: str | Path | None, given: Mapping[str, Any] | None = None, overrides: Sequence[str] = ()
+) -> ExperimentConfig:
+    """Settings from a YAML file (or none), with named ones and `key.path=value` overrides on top."""
+    from_file = read_yaml(path) if path is not None else {}
+    return experiment_config(merged(from_file, given or {}), overrides)
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`, mapping by mapping; anything else replaces."""
+    result = dict(base)
+    for key, value in over.items():
+        below = result.get(key)
+        result[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def parsed_override(text: str) -> dict[str, Any]:
+    """'ppo.gamma=0.9' as {"ppo": {"gamma": 0.9}}; the value is read as YAML."""
+    path, equals, value = text.partition("=")
+    names = path.strip().split(".")
+    if not equals or not all(names):
+        raise ConfigError(f"--set {text!r} is not of the form key.path=value, such as ppo.gamma=0.9.")
+    nested: Any = parse_yaml(value, f"--set {text}")
+    for name in reversed(names):
+        nested = {name: nested}
+    return dict(nested)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Builds what a configuration describes; the same configuration always builds the same."""
+
+    config: ExperimentConfig
+
+    @property
+    def task(self) -> Task:
+        return task_of({"preset": self.config.preset, "gym_env": self.config.gym_env})
+
+    def training_env(self) -> VecEnv:
+        """A fresh environment, at the start of its first episodes."""
+        return self.task.env(self.config.n_envs, self.config.seed)
+
+    def agent(self, env: VecEnv | None = None) -> DistributionalPPO:
+        """A fresh agent in `env`, or in a fresh environment."""
+        return DistributionalPPO(
+            self.config.policy,
+            env if env is not None else self.training_env(),
+            config=self.config.ppo,
+            policy_kwargs=self.config.policy_kwargs.model_dump(),
+            seed=self.config.seed,
+        )
