@@ -4,7 +4,7 @@ from tailguard.env.accounting import AccountRules
 from tailguard.env.costs import Costs
 from tailguard.env.gym_views import TradingEnv, TradingVectorEnv
 from tailguard.env.oracle import OracleScore, oracle_env, score
-from tailguard.env.replay import Replay, replay, sequential
+from tailguard.env.replay import Replay, follow, replay, sequential
 from tailguard.env.vec_env import EnvConfig, TradingVecEnv
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "TradingEnv",
     "TradingVecEnv",
     "TradingVectorEnv",
+    "follow",
     "oracle_env",
     "replay",
     "score",

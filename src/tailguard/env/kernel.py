@@ -110,3 +110,39 @@ def advance(
         out[1, n] = costs + holding
         out[2, n] = traded_value / worth
         out[3, n] = fees
+
+
+@compiled
+def follow(
+    first: int,
+    targets: Array,
+    initial_cash: float,
+    open_: Array,
+    mark: Array,
+    fillable: npt.NDArray[np.bool_],
+    sigma: Array,
+    bar_value: Array,
+    rates: CostRates,
+    limits: Limits,
+    record: Array,
+    held: Array,
+) -> int:
+    """One account that is told a target weight at every bar from `first` on; returns the steps taken before ruin.
+
+    targets, held: (S, A), held being the weights after the step; record: (S, 4) equity, costs, turnover, fees
+    """
+    n_steps, n_assets = targets.shape
+    t = np.full(1, first, dtype=np.int64)
+    cash = np.full(1, initial_cash)
+    units, entry = np.zeros((1, n_assets)), np.zeros((1, n_assets))
+    out = np.zeros((4, 1))
+    for s in range(len(targets)):
+        advance(t, targets[s : s + 1], cash, units, entry, open_, mark, fillable, sigma, bar_value, rates, limits, out)
+        t[0] += 1
+        record[s] = out[:, 0]
+        for a in range(n_assets):
+            held[s, a] = units[0, a] * mark[t[0], a] / out[0, 0]
+        if out[0, 0] <= limits.ruin:
+            n_steps = s + 1
+            break
+    return int(n_steps)

@@ -9,8 +9,15 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tailguard.env import kernel
+from tailguard.env.accounting import AccountRules, limits_of
+from tailguard.env.costs import Costs, cost_rates
 from tailguard.env.observation import Observation
+from tailguard.env.rewards import log_growth
+from tailguard.env.tape import tape_of
 from tailguard.env.vec_env import TradingVecEnv
+from tailguard.errors import ConfigError
+from tailguard.market import Bars
 
 Array = npt.NDArray[np.float64]
 
@@ -85,6 +92,54 @@ def replay(env: TradingVecEnv, policy: Policy, n_steps: int | None = None, *, wa
         if step >= 0:
             _write(record, step, env, bar, start, infos)
     return record
+
+
+def follow(
+    bars: Bars,
+    targets: npt.ArrayLike,
+    *,
+    first: int,
+    costs: Costs,
+    account: AccountRules,
+    orders: npt.NDArray[np.bool_] | None = None,
+) -> Replay:
+    """One account told target weights (S, A) at the closes of bars first .. first + S - 1, by the same accounting.
+
+    orders: (S,) bars at which orders are sent; on the others the position is left alone. All by default.
+
+    After ruin there is nothing to trade with: the equity stays and the weights are zero.
+    """
+    wanted = np.ascontiguousarray(targets, dtype=np.float64)
+    n_steps, n_assets = wanted.shape
+    if n_assets != len(bars.symbols) or not 0 <= first <= first + n_steps < len(bars):
+        raise ConfigError(
+            f"targets of shape {wanted.shape} from bar {first} do not fit {len(bars)} bars of {len(bars.symbols)} "
+            f"symbols: the last decision needs one more bar to be filled."
+        )
+    tape, limits = tape_of(bars, costs), limits_of(account)
+    if orders is not None:
+        sent = np.zeros(len(bars), dtype=np.bool_)
+        sent[first + 1 : first + 1 + n_steps] = orders
+        tape = tape._replace(fillable=np.ascontiguousarray(tape.fillable & sent[:, None]))
+    record, held = np.zeros((n_steps, 4)), np.zeros((n_steps, n_assets))
+    taken = kernel.follow(
+        first, wanted, float(account.initial_cash), *tape, cost_rates(costs, bars.bars_per_year), limits, record, held
+    )
+    record[taken:, 0] = record[taken - 1, 0] if taken else account.initial_cash
+    equity = record[:, :1]
+    before = np.concatenate([[[float(account.initial_cash)]], equity[:-1]])
+    done = np.zeros((n_steps, 1), dtype=np.bool_)
+    done[taken - 1 : taken] = True
+    return Replay(
+        bar=first + 1 + np.arange(n_steps)[:, None],
+        reward=log_growth(before, equity, account.initial_cash),
+        equity=equity,
+        costs=record[:, 1:2],
+        fees=record[:, 3:4],
+        turnover=record[:, 2:3],
+        weights=held[:, None],
+        done=done,
+    )
 
 
 def _write(record: Replay, step: int, env: TradingVecEnv, bar: Any, done: Any, infos: list[dict[str, Any]]) -> None:
