@@ -117,7 +117,8 @@ def watch_ours(model: Any, clock: Clock) -> None:
     from tailguard.ppo import update
 
     clock.wrap(model.env, "step", "environment")
-    clock.wrap(update, "ppo_losses", "forward")
+    clock.wrap(update, "actor_losses", "forward")
+    clock.wrap(update, "critic_loss", "forward")
     clock.wrap(torch.Tensor, "backward", "backward")
     clock.wrap(update.Learner, "apply_gradients", "optimizer")
 

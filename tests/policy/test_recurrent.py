@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tailguard.policy.recurrent import Memory, State, lay_out, make_memory
+from tailguard.policy.recurrent import Layout, Memory, State, make_memory
 
 L, B, F, H = 12, 5, 3, 8
 KINDS = [("lstm", 1), ("lstm", 2), ("gru", 1), ("gru", 2), ("none", 0)]
@@ -47,7 +47,7 @@ def test_a_fused_call_equals_single_steps_across_episode_starts(memory: Memory, 
     x, starts = torch.randn(L, B, F), random_starts(seed)
     state = random_state(memory, B).keep(torch.from_numpy(~starts[0]).float())
     expected, last = step_by_step(memory, x, starts, state)
-    unrolled = memory.unroll(x, lay_out(starts), state)
+    unrolled = memory.unroll(x, Layout(starts), state)
     assert_close(unrolled.features, expected, atol=1e-6, rtol=1e-5)
     assert_close(unrolled.state.hidden, last.hidden, atol=1e-6, rtol=1e-5)
     assert_close(unrolled.state.cell, last.cell, atol=1e-6, rtol=1e-5)
@@ -60,7 +60,7 @@ def test_gradients_of_a_fused_call_equal_those_of_single_steps(memory: Memory) -
     state = random_state(memory, B).keep(torch.from_numpy(~starts[0]).float())
     weight = torch.randn(L, B, H)
     fused = torch.autograd.grad(
-        (memory.unroll(x, lay_out(starts), state).features * weight).sum(), list(memory.parameters())
+        (memory.unroll(x, Layout(starts), state).features * weight).sum(), list(memory.parameters())
     )
     single = torch.autograd.grad((step_by_step(memory, x, starts, state)[0] * weight).sum(), list(memory.parameters()))
     for ours, theirs in zip(fused, single, strict=True):
@@ -72,9 +72,9 @@ def test_a_sequence_across_an_episode_start_equals_its_two_halves_run_apart(memo
     starts[7] = True
     none = np.zeros((1, 1), np.bool_)
     state = random_state(memory, 1)
-    whole = memory.unroll(x, lay_out(starts), state).features
-    first = memory.unroll(x[:7], lay_out(np.repeat(none, 7, 0)), state).features
-    second = memory.unroll(x[7:], lay_out(np.repeat(none, 5, 0)), memory.initial_state(1)).features
+    whole = memory.unroll(x, Layout(starts), state).features
+    first = memory.unroll(x[:7], Layout(np.repeat(none, 7, 0)), state).features
+    second = memory.unroll(x[7:], Layout(np.repeat(none, 5, 0)), memory.initial_state(1)).features
     assert_close(whole, torch.cat([first, second]), atol=1e-6, rtol=1e-5)
 
 
@@ -82,9 +82,9 @@ def test_a_batch_with_unequal_room_for_resets_equals_its_sequences_one_by_one(me
     x, starts = torch.randn(L, B, F), random_starts(2)
     starts[:, 0] = False  # one sequence is padded by the resets of the others
     state = random_state(memory, B).keep(torch.from_numpy(~starts[0]).float())
-    together = memory.unroll(x, lay_out(starts), state)
+    together = memory.unroll(x, Layout(starts), state)
     for b in range(B):
-        alone = memory.unroll(x[:, b : b + 1], lay_out(starts[:, b : b + 1]), state.select([b]))
+        alone = memory.unroll(x[:, b : b + 1], Layout(starts[:, b : b + 1]), state.select([b]))
         assert_close(together.features[:, b : b + 1], alone.features, atol=1e-6, rtol=1e-5)
         assert_close(together.state.cell[:, b : b + 1], alone.state.cell, atol=1e-6, rtol=1e-5)
 
@@ -92,10 +92,10 @@ def test_a_batch_with_unequal_room_for_resets_equals_its_sequences_one_by_one(me
 def test_no_environment_sees_anothers_input_or_state(memory: Memory) -> None:
     x, starts = torch.randn(L, B, F), random_starts(3)
     state = random_state(memory, B).keep(torch.from_numpy(~starts[0]).float())
-    before = memory.unroll(x, lay_out(starts), state).features
+    before = memory.unroll(x, Layout(starts), state).features
     x[:, 2] += 10.0
     state.hidden[:, 2] += 1.0
-    after = memory.unroll(x, lay_out(starts), state).features
+    after = memory.unroll(x, Layout(starts), state).features
     others = [b for b in range(B) if b != 2]
     assert_close(before[:, others], after[:, others], atol=0, rtol=0)
 
@@ -109,8 +109,8 @@ def test_a_reset_leaves_exactly_zero_and_touches_only_the_environments_that_ende
     assert_close(kept.hidden[:, [0, 2]], state.hidden[:, [0, 2]], atol=0, rtol=0)
     # the same through the control row of a fused call: what follows a start cannot depend on what came before
     x, starts = torch.randn(4, 1, F), np.array([[False], [False], [True], [False]])
-    one = memory.unroll(x, lay_out(starts), random_state(memory, 1)).features
-    two = memory.unroll(x, lay_out(starts), random_state(memory, 1)).features
+    one = memory.unroll(x, Layout(starts), random_state(memory, 1)).features
+    two = memory.unroll(x, Layout(starts), random_state(memory, 1)).features
     assert_close(one[2:], two[2:], atol=0, rtol=0)
     assert not torch.equal(one[:2], two[:2])
 
@@ -122,8 +122,8 @@ def test_an_extra_observation_sees_the_state_after_its_step_and_leaves_no_trace(
     extra[4, 1], extra[8, 3], extra[L - 1, 0] = True, True, True  # before a start, and at the very end
     observed = torch.randn(3, F)
     state = random_state(memory, B)
-    unrolled = memory.unroll(x, lay_out(starts, extra), state, observed)
-    plain = memory.unroll(x, lay_out(starts), state)
+    unrolled = memory.unroll(x, Layout(starts, extra), state, observed)
+    plain = memory.unroll(x, Layout(starts), state)
     assert_close(unrolled.features, plain.features, atol=1e-6, rtol=1e-5)
     for row, (t, b) in enumerate(np.argwhere(extra)):
         _, at = step_by_step(memory, x[: t + 1, b : b + 1], starts[: t + 1, b : b + 1], state.select([b]))

@@ -12,7 +12,7 @@ from stable_baselines3.common.logger import CSVOutputFormat, Logger
 
 from tailguard.errors import TrainingDivergedError
 from tailguard.policy import State
-from tailguard.ppo.objective import ppo_losses
+from tailguard.ppo.objective import actor_losses, critic_loss
 from tailguard.rollout.sequences import reserve
 from tests.agents import collected, logged, tiny_agent
 from tests.environments import ConstantReward, vectorized
@@ -26,7 +26,7 @@ def flat_gradient(agent: Any, batch: Any, micro_sequences: int | None) -> torch.
     for micro in batch.split(micro_sequences):
         share = int(micro.valid.sum()) / total
         if share:
-            (ppo_losses(agent.policy, micro, now).total * share).backward()
+            agent.learner.backward(micro, now, share)
     return vector.gather_gradients().clone()
 
 
@@ -54,12 +54,13 @@ def test_monitoring_passes_leave_the_training_graph_alone() -> None:
     agent = collected(tiny_agent())
     batch = agent.sequences()
     expected = flat_gradient(agent, batch, None)
-    now = agent.knobs()
+    now, layout = agent.knobs(), batch.layout()
     agent.learner.vector.drop_gradients()
-    losses = ppo_losses(agent.policy, batch, now)
+    actor = actor_losses(agent.policy, batch, layout, now).total
+    critics = [now.vf_coef * critic_loss(agent.policy, c, batch, layout) for c in range(2)]
     agent.predict_quantiles(np.zeros((3, 2), np.float32))  # between forward and backward
     agent.predict(np.ones((2, 2), np.float32))
-    losses.total.backward()
+    sum(critics, actor).backward()
     torch.testing.assert_close(agent.learner.vector.gather_gradients(), expected, atol=0, rtol=0)
 
 
@@ -101,9 +102,21 @@ def test_value_clipping_is_off_by_default() -> None:
 def test_clipping_looks_at_each_critics_own_old_quantiles() -> None:
     agent = collected(tiny_agent(critic={"value_clip": 1e-4, "value_clip_mode": "per_quantile"}))
     batch = agent.sequences()
-    losses = ppo_losses(agent.policy, batch, agent.knobs())
-    swapped = ppo_losses(agent.policy, replace(batch, old_quantiles=batch.old_quantiles.flip(0)), agent.knobs())
-    assert float(swapped.value) > float(losses.value)
+    swapped = replace(batch, old_quantiles=batch.old_quantiles.flip(0))
+    own, others = (
+        sum(float(critic_loss(agent.policy, c, each, batch.layout()).detach()) for c in range(2))
+        for each in (batch, swapped)
+    )
+    assert others > own
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    gradients = [
+        flat_gradient(agent, agent.sequences(), None)
+        for agent in (collected(tiny_agent(update_threads=n)) for n in (1, 2, 3))
+    ]
+    assert torch.equal(gradients[0], gradients[1])
+    assert torch.equal(gradients[0], gradients[2])
 
 
 def test_gradient_norms_of_both_critics_are_logged_as_norms_with_their_ratio() -> None:

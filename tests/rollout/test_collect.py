@@ -10,7 +10,7 @@ import torch
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecNormalize
 
 from tailguard.errors import EnvContractError, NonFiniteError
-from tailguard.policy import State, lay_out
+from tailguard.policy import Layout, State
 from tests.agents import collected, logged, tiny_agent
 from tests.environments import ConstantReward, cartpole, vectorized
 
@@ -101,7 +101,7 @@ def test_every_sequence_replayed_from_its_stored_state_gives_the_acting_log_prob
         rows = slice(8 * s, 8 * s + 8)
         with torch.no_grad():
             parameters = policy.action_parameters(
-                torch.from_numpy(buffer.observations[rows]), lay_out(buffer.starts[rows]), buffer.actor_states[s]
+                torch.from_numpy(buffer.observations[rows]), Layout(buffer.starts[rows]), buffer.actor_states[s]
             )
             log_probs = policy.action_head.log_prob(parameters, torch.from_numpy(buffer.actions[rows]))
         np.testing.assert_allclose(log_probs, buffer.log_probs[rows], atol=1e-5)

@@ -2,6 +2,6 @@
 
 from tailguard.policy.critics import CriticConfig
 from tailguard.policy.policy import PolicyConfig, RecurrentPolicy
-from tailguard.policy.recurrent import Layout, State, lay_out
+from tailguard.policy.recurrent import Layout, State
 
-__all__ = ["CriticConfig", "Layout", "PolicyConfig", "RecurrentPolicy", "State", "lay_out"]
+__all__ = ["CriticConfig", "Layout", "PolicyConfig", "RecurrentPolicy", "State"]

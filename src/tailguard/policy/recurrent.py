@@ -1,19 +1,23 @@
-"""Memory: recurrent layers that run over whole sequences in one fused call, episode starts included.
+"""Memory: recurrent layers that run over whole sequences in one call, episode starts included.
 
-A fused LSTM call knows nothing of episodes. So that it need not be cut where one starts, control rows are inserted
-between the steps, and two extra input channels drive the gates of those rows into saturation: a *reset* row leaves
-exactly zero state behind, a *hold* row (padding) carries the cell on unchanged (docs/algorithm.md, eq. 2-3).
+On a CPU the LSTM has compiled loops of its own (lstm_kernel.py). Torch's fused calls, which serve the GRU and other
+devices, know nothing of episodes. So that they need not be cut where one starts, control rows are inserted between the
+steps, and two extra input channels drive the gates of those rows into saturation: a *reset* row leaves exactly zero
+state behind, a *hold* row (padding) carries the cell on unchanged (docs/algorithm.md, eq. 2-3).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from tailguard.policy.lstm_kernel import LSTMLayer
 
 Bools = NDArray[np.bool_]
 
@@ -40,6 +44,19 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
+    """Where episodes start in a (L, B) batch of sequences, and which steps are followed by one more observation."""
+
+    starts: Bools  # (L, B) the step begins an episode; at step 0 the caller has zeroed the state instead
+    extra: Bools | None = None  # (L, B) one more observation (a truncated episode's last) follows the step
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The same for a fused call that knows nothing of episodes."""
+        return lay_out(self.starts, self.extra)
+
+
+@dataclass(frozen=True)
+class Rows:
     """Where the steps of a (L, B) batch lie among its control rows, as flat row numbers row * B + b."""
 
     n_rows: int
@@ -50,12 +67,8 @@ class Layout:
     extras: Tensor  # (E,) of one more observation after a step, in the order of np.nonzero(extra)
 
 
-def lay_out(starts: Bools, extra: Bools | None = None) -> Layout:
-    """Make room for a reset before each episode start inside a sequence and for extra observations after steps.
-
-    starts: (L, B) the step begins an episode; at step 0 the caller has zeroed the state instead
-    extra:  (L, B) one more observation (a truncated episode's last) follows the step
-    """
+def lay_out(starts: Bools, extra: Bools | None = None) -> Rows:
+    """Make room for a reset before each episode start inside a sequence and for extra observations after steps."""
     n_steps, n_sequences = starts.shape
     inner = starts.copy()
     inner[0] = False
@@ -67,11 +80,11 @@ def lay_out(starts: Bools, extra: Bools | None = None) -> Layout:
     n_rows = int((rows[-1] + tail).max()) + 1
     none = torch.empty(0, dtype=torch.long)
     if n_rows == n_steps and not inner.any() and (extra is None or not extra.any()):
-        return Layout(n_steps, True, none, none, none, none)
+        return Rows(n_steps, True, none, none, none, none)
     flat = rows * n_sequences + np.arange(n_sequences)
     resets = torch.from_numpy((flat - n_sequences)[inner])
     extras = none if extra is None else torch.from_numpy((flat + n_sequences)[extra])
-    return Layout(n_rows, False, torch.from_numpy(flat.reshape(-1)), torch.from_numpy(flat[-1]), resets, extras)
+    return Rows(n_rows, False, torch.from_numpy(flat.reshape(-1)), torch.from_numpy(flat[-1]), resets, extras)
 
 
 class Unrolled(NamedTuple):
@@ -148,9 +161,10 @@ class GatedMemory(Memory):
         raise NotImplementedError
 
     def unroll(self, x: Tensor, layout: Layout, state: State, extra: Tensor | None = None) -> Unrolled:
-        """Run whole sequences (L, B, F) from `state`; rows between the steps are the layout's affair."""
-        controls = None if layout.plain else control_channels(layout, x.shape[1], x)
-        features = x if controls is None else insert_rows(x, layout, extra)
+        """Run whole sequences (L, B, F) from `state` in one fused call per layer."""
+        rows = layout.rows
+        controls = None if rows.plain else control_channels(rows, x.shape[1], x)
+        features = x if controls is None else insert_rows(x, rows, extra)
         hidden, cell = [], []
         for layer in range(self.n_layers):
             weight = self.input_weight[layer]
@@ -159,16 +173,16 @@ class GatedMemory(Memory):
                 weight = torch.cat([weight, self.control_columns(layer)], -1)
             layer_state = State(state.hidden[layer : layer + 1], state.cell[layer : layer + 1])
             features, last = self.fused(features, layer, weight, layer_state)
-            hidden.append(last.hidden if layout.plain else rows_of(features, layout.last).unsqueeze(0))
+            hidden.append(last.hidden if rows.plain else rows_of(features, rows.last).unsqueeze(0))
             cell.append(last.cell)
         final = State(torch.cat(hidden), torch.cat(cell))
-        if layout.plain:
+        if rows.plain:
             return Unrolled(features, features.new_zeros(0, self.out_features), final)
-        steps = rows_of(features, layout.steps).view(*x.shape[:2], self.out_features)
-        return Unrolled(steps, rows_of(features, layout.extras), final)
+        steps = rows_of(features, rows.steps).view(*x.shape[:2], self.out_features)
+        return Unrolled(steps, rows_of(features, rows.extras), final)
 
 
-def control_channels(layout: Layout, n_sequences: int, like: Tensor) -> Tensor:
+def control_channels(layout: Rows, n_sequences: int, like: Tensor) -> Tensor:
     """(rows, B, 2) the reset and hold channels: zero on steps, hold everywhere else but on resets."""
     controls = like.new_zeros(layout.n_rows * n_sequences, 2)
     controls[:, 1] = 1.0
@@ -179,7 +193,7 @@ def control_channels(layout: Layout, n_sequences: int, like: Tensor) -> Tensor:
     return controls.view(layout.n_rows, n_sequences, 2)
 
 
-def insert_rows(x: Tensor, layout: Layout, extra: Tensor | None) -> Tensor:
+def insert_rows(x: Tensor, layout: Rows, extra: Tensor | None) -> Tensor:
     """(rows, B, F) with the steps and the extra observations in their rows and zeros elsewhere."""
     n_sequences, width = x.shape[1:]
     rows = x.new_zeros(layout.n_rows * n_sequences, width).index_copy(0, layout.steps, x.reshape(-1, width))
@@ -208,6 +222,21 @@ class LSTM(GatedMemory):
         columns[[0, 1, 3], :, 0] = -SATURATE  # reset: nothing in, nothing kept, nothing out
         columns[0, :, 1], columns[1, :, 1] = -SATURATE, SATURATE  # hold: nothing in, all kept
         return columns.view(-1, 2)
+
+    def unroll(self, x: Tensor, layout: Layout, state: State, extra: Tensor | None = None) -> Unrolled:
+        if x.device.type != "cpu" or x.dtype != torch.float32:
+            return super().unroll(x, layout, state, extra)
+        hidden, cells = [], []
+        for layer in range(self.n_layers):
+            weights = self.input_weight[layer], self.hidden_weight[layer], self.bias[layer]
+            x, cell = LSTMLayer.apply(x, state.hidden[layer], state.cell[layer], *weights, layout.starts)  # type: ignore[no-untyped-call]
+            hidden.append(x)
+            cells.append(cell)
+        after = State(torch.stack([h[-1] for h in hidden]), torch.stack([c[-1] for c in cells]))
+        if extra is None or layout.extra is None or not len(extra):
+            return Unrolled(x, x.new_zeros(0, self.out_features), after)
+        ended = State(torch.stack([h[layout.extra] for h in hidden]), torch.stack([c[layout.extra] for c in cells]))
+        return Unrolled(x, self.step(extra, ended)[0], after)
 
     def fused(self, x: Tensor, layer: int, weight: Tensor, state: State) -> tuple[Tensor, State]:
         parameters = [weight, self.hidden_weight[layer], self.bias[layer], self.no_bias]

@@ -24,6 +24,7 @@ from tailguard.ppo.objective import Knobs
 from tailguard.ppo.randomness import Randomness
 from tailguard.ppo.saving import BundledAlgorithm, Progress
 from tailguard.ppo.settings import config_from, policy_config_from, sequences_per_batch
+from tailguard.ppo.threads import keep_freed_memory
 from tailguard.ppo.update import Learner
 from tailguard.ppo.watch import explained_variance, memory_figures, rollout_figures
 from tailguard.rollout import RolloutBuffer, SequenceBatch
@@ -97,6 +98,7 @@ class DistributionalPPO(BundledAlgorithm):
     def _setup_model(self) -> None:
         if self.config.torch_threads is not None:
             torch.set_num_threads(self.config.torch_threads)
+        keep_freed_memory()
         self._setup_lr_schedule()
         refuse_two_return_scales(self._vec_normalize_env, self.config.return_scale)
         self.randomness = Randomness(self.seed)

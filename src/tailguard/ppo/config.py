@@ -63,6 +63,9 @@ class PPOConfig(Config):
     """Share of sequences that never enter a gradient and on which explained variance is measured."""
     max_skipped_steps: PositiveInt = 10
     """Non-finite steps in a row after which training stops with an error."""
+    update_threads: PositiveInt | None = None
+    """Threads that share an update, at most one for the actor and one per critic; None takes the machine's cores.
+    Results do not depend on it."""
     torch_threads: PositiveInt | None = 1
     """Threads of torch during training; more than one rarely pays for small networks. None leaves torch alone."""
 

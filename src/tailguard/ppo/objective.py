@@ -1,4 +1,8 @@
-"""The objective of one batch of sequences (docs/algorithm.md, eq. 15)."""
+"""The objective of one batch of sequences (docs/algorithm.md, eq. 15).
+
+Actor and critics share no weights, so their losses are terms of a sum whose gradients have nothing in common: each is
+a function of its own, and they may run at the same time.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tailguard.losses import clipped_surrogate, kl_estimate, masked_mean
-from tailguard.policy import RecurrentPolicy
+from tailguard.policy import Layout, RecurrentPolicy
 from tailguard.rollout import SequenceBatch
 
 
@@ -26,44 +30,34 @@ class Knobs:
 
 
 @dataclass(frozen=True)
-class Losses:
+class ActorLosses:
     """Means over one batch's valid samples; only `total` carries a graph."""
 
     total: Tensor
     policy: Tensor
-    value: Tensor
     entropy: Tensor
     kl: Tensor
     clip_fraction: Tensor
     log_ratio_max_abs: Tensor
 
 
-def ppo_losses(policy: RecurrentPolicy, batch: SequenceBatch, now: Knobs) -> Losses:
-    """Surrogate, value losses of every critic, entropy bonus and KL penalty."""
-    layout = batch.layout()
+def actor_losses(policy: RecurrentPolicy, batch: SequenceBatch, layout: Layout, now: Knobs) -> ActorLosses:
+    """Surrogate, entropy bonus and KL penalty."""
     parameters = policy.action_parameters(batch.observations, layout, batch.actor_state)
     log_ratio = policy.action_head.log_prob(parameters, batch.actions) - batch.log_probs
     surrogate = masked_mean(clipped_surrogate(log_ratio, batch.advantages, now.clip_range), batch.valid)
     entropy = masked_mean(policy.action_head.entropy(parameters), batch.valid)
     kl = masked_mean(kl_estimate(log_ratio), batch.valid)
-
-    value = torch.stack(
-        [
-            masked_mean(critic.head.loss(critic(batch.observations, layout, state), batch.target, old), batch.valid)
-            for critic, state, old in zip(policy.critic_list, batch.critic_states, batch.old_quantiles, strict=True)
-        ]
-    ).sum()
-
-    total = surrogate + now.vf_coef * value - now.ent_coef * entropy + now.kl_beta * kl
+    total = surrogate - now.ent_coef * entropy + now.kl_beta * kl
     with torch.no_grad():
         outside = ((log_ratio.exp() - 1.0).abs() > now.clip_range).to(log_ratio.dtype)
         largest = torch.where(batch.valid, log_ratio.abs(), 0.0).max()
-        return Losses(
-            total,
-            surrogate.detach(),
-            value.detach() / len(policy.critics),
-            entropy.detach(),
-            kl.detach(),
-            masked_mean(outside, batch.valid),
-            largest,
-        )
+        clip_fraction = masked_mean(outside, batch.valid)
+    return ActorLosses(total, surrogate.detach(), entropy.detach(), kl.detach(), clip_fraction, largest)
+
+
+def critic_loss(policy: RecurrentPolicy, c: int, batch: SequenceBatch, layout: Layout) -> Tensor:
+    """Distance of critic c's law from samples of the return."""
+    critic = policy.critic_list[c]
+    output = critic(batch.observations, layout, batch.critic_states[c])
+    return masked_mean(critic.head.loss(output, batch.target, batch.old_quantiles[c]), batch.valid)

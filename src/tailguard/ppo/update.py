@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tailguard.errors import ConfigError, TrainingDivergedError
 from tailguard.health import metrics
@@ -18,7 +19,8 @@ from tailguard.optim.flat import ParameterVector, rescale_moments
 from tailguard.optim.gating import GatedOptimizer
 from tailguard.policy import RecurrentPolicy
 from tailguard.ppo.config import PPOConfig
-from tailguard.ppo.objective import Knobs, Losses, ppo_losses
+from tailguard.ppo.objective import ActorLosses, Knobs, actor_losses, critic_loss
+from tailguard.ppo.threads import Threads
 from tailguard.rollout import SequenceBatch
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
@@ -82,6 +84,7 @@ class Learner:
             [self.vector.flat], segments=self.vector.sizes, **vgs.model_dump()
         )
         self.skipped = SkippedSteps(config.max_skipped_steps)
+        self.threads = Threads(config.update_threads, 1 + len(policy.critics), config.torch_threads)
         self.critic_spans = [self.vector.span(f"critics.{c}.") for c in range(len(policy.critics))]
 
     def step(self, batch: SequenceBatch, now: Knobs, micro_sequences: int | None) -> Mapping[Metric, float] | None:
@@ -94,10 +97,26 @@ class Learner:
         for micro in batch.split(micro_sequences):
             share = int(micro.valid.sum()) / total_valid  # shares sum to one also when one is zero
             if share > 0.0:
-                losses = ppo_losses(self.policy, micro, now)
-                (losses.total * share).backward()  # type: ignore[no-untyped-call]
-                accumulate(stats, losses, share)
+                accumulate(stats, *self.backward(micro, now, share), now.vf_coef, share)
         return {**stats, **self.apply_gradients(now, stats[metrics.LOSS])}
+
+    def backward(self, batch: SequenceBatch, now: Knobs, share: float) -> tuple[ActorLosses, list[Tensor]]:
+        """Add `share` of the gradient of each trunk's loss; trunks have no weight in common, so they need not wait."""
+        layout = batch.layout()
+
+        def actor() -> ActorLosses:
+            losses = actor_losses(self.policy, batch, layout, now)
+            (losses.total * share).backward()  # type: ignore[no-untyped-call]
+            return losses
+
+        def critic(c: int) -> Tensor:
+            loss = critic_loss(self.policy, c, batch, layout)
+            (loss * (now.vf_coef * share)).backward()  # type: ignore[no-untyped-call]
+            return loss.detach()
+
+        critics = [partial(critic, c) for c in range(len(self.policy.critics))]
+        losses, *values = self.threads.run([actor, *critics])
+        return losses, values
 
     def apply_gradients(self, now: Knobs, loss: float) -> Mapping[Metric, float]:
         """Observe, damp, clip, step, commit. A gradient that is not finite changes nothing."""
@@ -121,7 +140,7 @@ class Learner:
         gates = {metrics.MEAN_GATE.name: self.optimizer.mean_gate} if isinstance(self.optimizer, GatedOptimizer) else {}
         return {**self.gradient_scaler.metrics(), **gates}
 
-    def critic_norms(self, gradient: torch.Tensor) -> dict[Metric, float]:
+    def critic_norms(self, gradient: Tensor) -> dict[Metric, float]:
         """Gradient norm of each of two critics, and their ratio when both are alive."""
         if len(self.critic_spans) < 2:
             return {}
@@ -141,24 +160,27 @@ class Learner:
             rescale_moments(state, spans, gradient_factor, weight_factor)
 
 
-def clip_to_norm(gradient: torch.Tensor, largest: float) -> None:
+def clip_to_norm(gradient: Tensor, largest: float) -> None:
     """Shorten a gradient that is longer than `largest`."""
     norm = float(gradient.norm())
     if norm > largest:
         gradient.mul_(largest / norm)
 
 
-def accumulate(stats: dict[Metric, float], losses: Losses, share: float) -> None:
+def accumulate(
+    stats: dict[Metric, float], actor: ActorLosses, values: list[Tensor], vf_coef: float, share: float
+) -> None:
     """Add one micro-batch's figures to the batch's means."""
+    value = sum(float(loss) for loss in values)
     figures = {
-        metrics.LOSS: losses.total.detach(),
-        metrics.POLICY_LOSS: losses.policy,
-        metrics.VALUE_LOSS: losses.value,
-        metrics.ENTROPY: losses.entropy,
-        metrics.KL: losses.kl,
-        metrics.CLIP_FRACTION: losses.clip_fraction,
+        metrics.LOSS: float(actor.total.detach()) + vf_coef * value,
+        metrics.POLICY_LOSS: float(actor.policy),
+        metrics.VALUE_LOSS: value / len(values),
+        metrics.ENTROPY: float(actor.entropy),
+        metrics.KL: float(actor.kl),
+        metrics.CLIP_FRACTION: float(actor.clip_fraction),
     }
-    for metric, value in figures.items():
-        stats[metric] = stats.get(metric, 0.0) + share * float(value)
-    largest = float(losses.log_ratio_max_abs)
+    for metric, figure in figures.items():
+        stats[metric] = stats.get(metric, 0.0) + share * figure
+    largest = float(actor.log_ratio_max_abs)
     stats[metrics.FIRST_LOG_RATIO] = max(stats.get(metrics.FIRST_LOG_RATIO, 0.0), largest)

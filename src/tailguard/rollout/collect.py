@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tailguard.errors import EnvContractError
 from tailguard.normalization import Affine, ObservationStatistics
-from tailguard.policy import RecurrentPolicy, State, lay_out
+from tailguard.policy import Layout, RecurrentPolicy, State
 from tailguard.rollout.advantages import advantages, successor_values
 from tailguard.rollout.buffer import Floats, RolloutBuffer, require_finite
 
@@ -147,7 +147,7 @@ def judge(policy: RecurrentPolicy, buffer: RolloutBuffer, live: Live, scale: Aff
             buffer.critic_states[s].append(state)
             extra = terminal_observations(buffer, rows)
             obs = torch.from_numpy(buffer.observations[rows])
-            quantiles, end_quantiles, state = critic.evaluate(obs, lay_out(starts, truncated), state, extra)
+            quantiles, end_quantiles, state = critic.evaluate(obs, Layout(starts, truncated), state, extra)
             chunks.append(quantiles)
             end_chunks.append(end_quantiles)
         live.critic_states[c] = state

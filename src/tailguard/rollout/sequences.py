@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailguard.normalization import Affine
-from tailguard.policy import Layout, State, lay_out
+from tailguard.policy import Layout, State
 from tailguard.rollout.buffer import Floats, RolloutBuffer
 
 Ints = NDArray[np.integer[Any]]
@@ -40,7 +40,7 @@ class SequenceBatch:
 
     def layout(self) -> Layout:
         """Where episode starts make room for reset rows."""
-        return lay_out(self.starts)
+        return Layout(self.starts)
 
     def select(self, chosen: Ints) -> SequenceBatch:
         """Some of the sequences."""
