@@ -10,7 +10,7 @@ from torch import distributions
 from torch.testing import assert_close
 
 from tailguard.errors import EnvContractError
-from tailguard.policy.action_heads import make_action_head
+from tailguard.policy.action_heads import ActionHead, make_action_head
 
 SPACES = [
     spaces.Box(-2.0, 3.0, (2,)),
@@ -20,12 +20,16 @@ SPACES = [
 ]
 
 
+def sampled(head: ActionHead, parameters: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+    return head.sample(parameters, head.chance(tuple(parameters.shape[:-1]), generator))
+
+
 @pytest.mark.parametrize("bounds", ["clip", "squash"])
 @pytest.mark.parametrize("space", SPACES, ids=lambda s: type(s).__name__)
 def test_every_sample_lies_in_its_space_with_its_shape_and_type(space: spaces.Space, bounds: str) -> None:
     head = make_action_head(8, space, bounds, 0.5)  # type: ignore[arg-type]
     parameters = head(torch.randn(200, 8) * 5)
-    for action in (head.sample(parameters, None), head.mode(parameters)):
+    for action in (sampled(head, parameters), head.mode(parameters)):
         assert action.shape == (200, head.action_dim)
         assert all(space.contains(a) for a in head.to_env(action))
         assert torch.isfinite(head.log_prob(parameters, action)).all()
@@ -38,7 +42,7 @@ def test_categorical_matches_torch() -> None:
     features = torch.randn(30, 8)
     reference = distributions.Categorical(logits=head.logits(features))  # type: ignore[operator]
     parameters = head(features)
-    action = head.sample(parameters, None)
+    action = sampled(head, parameters)
     assert_close(head.log_prob(parameters, action), reference.log_prob(action.squeeze(-1)))
     assert_close(head.entropy(parameters), reference.entropy())
 
@@ -47,13 +51,13 @@ def test_categorical_samples_have_their_probabilities() -> None:
     head = make_action_head(1, spaces.Discrete(3), "clip", 0.0)
     wanted = torch.tensor([0.2, 0.5, 0.3])
     parameters = wanted.log().expand(60_000, 3)
-    action = head.sample(parameters, torch.Generator().manual_seed(0)).long().squeeze(-1)
+    action = sampled(head, parameters, torch.Generator().manual_seed(0)).long().squeeze(-1)
     assert_close(torch.bincount(action, minlength=3) / 60_000, wanted, atol=0.01, rtol=0)
 
 
 def test_ragged_choices_never_pick_what_a_dimension_does_not_have() -> None:
     head = make_action_head(4, spaces.MultiDiscrete([2, 7]), "clip", 0.0)
-    action = head.sample(head(torch.randn(5000, 4)), None)
+    action = sampled(head, head(torch.randn(5000, 4)))
     assert action[:, 0].max() == 1
     assert action[:, 1].max() == 6
     uniform = head(torch.zeros(1, 4) * 0)
@@ -66,7 +70,7 @@ def test_bernoulli_matches_torch() -> None:
     head = make_action_head(8, spaces.MultiBinary(3), "clip", 0.0)
     parameters = torch.randn(30, 3)
     reference = distributions.Independent(distributions.Bernoulli(logits=parameters), 1)
-    action = head.sample(parameters, None)
+    action = sampled(head, parameters)
     assert_close(head.log_prob(parameters, action), reference.log_prob(action))
     assert_close(head.entropy(parameters), reference.entropy())
 
@@ -76,7 +80,7 @@ def test_gaussian_matches_torch() -> None:
     parameters = head(torch.randn(30, 8))
     mean, log_std = parameters.chunk(2, -1)
     reference = distributions.Independent(distributions.Normal(mean, log_std.exp()), 1)
-    action = head.sample(parameters, None)
+    action = sampled(head, parameters)
     assert_close(head.log_prob(parameters, action), reference.log_prob(action))
     assert_close(head.entropy(parameters), reference.entropy())
 

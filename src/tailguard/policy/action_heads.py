@@ -30,7 +30,11 @@ class ActionHead(nn.Module):
         """Parameters (..., P) of the action law."""
         raise NotImplementedError
 
-    def sample(self, parameters: Tensor, generator: torch.Generator | None) -> Tensor:
+    def chance(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """The randomness (*shape, A) that sampling actions for `shape` observations takes: uniform draws, or normal."""
+        return torch.rand((*shape, self.action_dim), generator=generator)
+
+    def sample(self, parameters: Tensor, chance: Tensor) -> Tensor:
         """One action (..., A)."""
         raise NotImplementedError
 
@@ -79,10 +83,12 @@ class GaussianHead(ActionHead):
         mean = self.mean(features)
         return torch.cat([mean, self.log_std.expand_as(mean)], -1)
 
-    def sample(self, parameters: Tensor, generator: torch.Generator | None) -> Tensor:
+    def chance(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        return torch.randn((*shape, self.action_dim), generator=generator)
+
+    def sample(self, parameters: Tensor, chance: Tensor) -> Tensor:
         mean, log_std = parameters.chunk(2, -1)
-        noise = torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
-        return mean + log_std.exp() * noise
+        return mean + log_std.exp() * chance
 
     def mode(self, parameters: Tensor) -> Tensor:
         return parameters.chunk(2, -1)[0]
@@ -139,10 +145,9 @@ class CategoricalHead(ActionHead):
         """(..., A, width)"""
         return parameters.reshape(*parameters.shape[:-1], self.action_dim, self.width)
 
-    def sample(self, parameters: Tensor, generator: torch.Generator | None) -> Tensor:
+    def sample(self, parameters: Tensor, chance: Tensor) -> Tensor:
         cumulative = self.by_choice(parameters).exp().cumsum(-1)
-        draw = torch.rand((*cumulative.shape[:-1], 1), generator=generator, device=cumulative.device)
-        return (draw * cumulative[..., -1:] >= cumulative[..., :-1]).sum(-1).to(parameters.dtype)
+        return (chance.unsqueeze(-1) * cumulative[..., -1:] >= cumulative[..., :-1]).sum(-1).to(parameters.dtype)
 
     def mode(self, parameters: Tensor) -> Tensor:
         return self.by_choice(parameters).argmax(-1).to(parameters.dtype)
@@ -173,9 +178,8 @@ class BernoulliHead(ActionHead):
     def forward(self, features: Tensor) -> Tensor:
         return self.logits(features)  # type: ignore[no-any-return]
 
-    def sample(self, parameters: Tensor, generator: torch.Generator | None) -> Tensor:
-        draw = torch.rand(parameters.shape, generator=generator, device=parameters.device)
-        return (draw < parameters.sigmoid()).to(parameters.dtype)
+    def sample(self, parameters: Tensor, chance: Tensor) -> Tensor:
+        return (chance < parameters.sigmoid()).to(parameters.dtype)
 
     def mode(self, parameters: Tensor) -> Tensor:
         return (parameters > 0).to(parameters.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tailguard.configuration import Config, PositiveInt
 from tailguard.errors import ConfigError, EnvContractError
 from tailguard.normalization import Affine
+from tailguard.policy.acting import Step, stepper
 from tailguard.policy.action_heads import ActionHead, Bounds, make_action_head
 from tailguard.policy.critics import CriticConfig, CriticHead, aggregate, make_critic_head
 from tailguard.policy.recurrent import Layout, Memory, State, make_memory
@@ -121,14 +122,6 @@ class Critic(nn.Module):
         return self.head.quantiles(self.head(self.trunk.layers(features))), state
 
 
-class Acted(NamedTuple):
-    """One step of acting."""
-
-    action: Tensor  # (N, A) in the head's units
-    log_prob: Tensor  # (N,)
-    state: State
-
-
 class RecurrentPolicy(BasePolicy):
     """Actor and critics with separate memories ("MlpLstmPolicy"), or without any ("MlpPolicy")."""
 
@@ -163,12 +156,18 @@ class RecurrentPolicy(BasePolicy):
 
     # acting
 
-    def act(self, obs: Tensor, state: State, generator: torch.Generator | None) -> Acted:
-        """Sample one action per environment; `state` is already zero where an episode starts."""
-        features, state = self.actor.memory.step(obs, state)
-        parameters = self.action_head(self.actor.layers(features))
-        action = self.action_head.sample(parameters, generator)
-        return Acted(action, self.action_head.log_prob(parameters, action), state)
+    def actor_step(self, n: int) -> Step:
+        """A function (observations (n, F), state) -> (parameters (n, P) of the action law, state after).
+
+        It keeps the weights of this moment. `state` must be zero where an episode starts.
+        """
+        step = stepper(self.actor.memory, self.actor.layers, n)
+
+        def act(obs: Tensor, state: State) -> tuple[Tensor, State]:
+            features, state = step(obs, state)
+            return self.action_head(features), state
+
+        return act
 
     def initial_state(self, n: int) -> State:
         """Zero state of the actor for n environments."""
@@ -239,8 +238,12 @@ class RecurrentPolicy(BasePolicy):
         before = self.states_from(state, episode_start, len(obs))
         stepped = [memory.step(obs, part) for memory, part in zip(self.memories, before, strict=True)]
         parameters = self.action_head(self.actor.layers(stepped[0][0]))
-        action = self.action_head.mode(parameters) if deterministic else self.action_head.sample(parameters, None)
-        actions = self.action_head.to_env(action)
+        head = self.action_head
+        if deterministic:
+            action = head.mode(parameters)
+        else:
+            action = head.sample(parameters, head.chance((len(obs),), None).to(self.device))
+        actions = head.to_env(action)
         after = join_layers([part for _, part in stepped])
         return (actions[0] if single else actions), after.detach_numpy()
 

@@ -57,10 +57,10 @@ class RolloutBuffer:
         """(T, N) the step ended an episode, of either kind."""
         return self.terminated | self.truncated
 
-    def add(self, obs: Floats, action: Floats, log_prob: Floats, start: NDArray[np.bool_], reward: Floats) -> int:
+    def add(self, obs: Floats, action: Floats, start: NDArray[np.bool_], reward: Floats) -> int:
         """Write one step of all environments; returns its number."""
         t = self.position
-        self.observations[t], self.actions[t], self.log_probs[t] = obs, action, log_prob
+        self.observations[t], self.actions[t] = obs, action
         self.starts[t], self.rewards[t] = start, reward
         self.terminated[t], self.truncated[t] = False, False
         self.position = t + 1

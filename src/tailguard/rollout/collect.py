@@ -53,29 +53,30 @@ def collect_steps(
     """
     raw_observations = []
     buffer.reset()
+    step, head = policy.actor_step(buffer.n_envs), policy.action_head
+    chance = head.chance((buffer.n_steps, buffer.n_envs), generator).to(policy.device)  # drawn once
+    laws: list[Tensor] = []
     while not buffer.full:
         if live.starts.any():
             live.actor_state = live.actor_state.keep(torch.from_numpy(~live.starts).float().to(policy.device))
         if buffer.position % buffer.sequence_length == 0:
             buffer.actor_states.append(live.actor_state)
         obs = policy.flat(live.observations)
-        acted = policy.act(obs, live.actor_state, generator)
-        new_obs, rewards, dones, infos = env.step(policy.action_head.to_env(acted.action))
+        law, state = step(obs, live.actor_state)
+        action = head.sample(law, chance[buffer.position])
+        new_obs, rewards, dones, infos = env.step(head.to_env(action))
         dones = check_step(new_obs, rewards, dones, obs_stats, buffer)
-        t = buffer.add(
-            obs.numpy(force=True),
-            acted.action.numpy(force=True),
-            acted.log_prob.numpy(force=True),
-            live.starts,
-            rewards,
-        )
+        t = buffer.add(obs.numpy(force=True), action.numpy(force=True), live.starts, rewards)
+        laws.append(law)
         note_episode_ends(buffer, t, dones, infos)
         raw = obs_stats.original()
         if raw is not None:
             raw_observations.append(raw)
-        live.observations, live.starts, live.actor_state = np.asarray(new_obs), dones, acted.state
+        live.observations, live.starts, live.actor_state = np.asarray(new_obs), dones, state
         if not hook({"new_obs": new_obs, "rewards": rewards, "dones": dones, "infos": infos, "n_steps": t + 1}):
             return None
+    actions = torch.from_numpy(buffer.actions).to(policy.device)
+    buffer.log_probs[:] = head.log_prob(torch.stack(laws), actions).numpy(force=True)
     buffer.last_observations = policy.flat(live.observations).numpy(force=True)
     return raw_observations
 

@@ -1,0 +1,59 @@
+"""The compiled step of a trunk equals the one in torch, and the ones it does not know go to torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tailguard.policy.acting import CompiledTrunk, stepper
+from tailguard.policy.policy import PolicyConfig, Trunk
+from tailguard.policy.recurrent import State
+
+N, F = 6, 3
+
+
+def trunk(widths: tuple[int, ...] = (16, 8), **settings: object) -> Trunk:
+    torch.manual_seed(0)
+    body = Trunk(F, widths, PolicyConfig(lstm_hidden_size=12, **settings))  # type: ignore[arg-type]
+    for parameter in body.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return body
+
+
+@pytest.mark.parametrize("settings", [{}, {"n_lstm_layers": 3}, {"activation_fn": "relu"}], ids=str)
+@pytest.mark.parametrize("widths", [(), (5,), (16, 8)], ids=str)
+def test_compiled_steps_equal_torchs(widths: tuple[int, ...], settings: dict[str, object]) -> None:
+    body = trunk(widths, **settings)
+    step = stepper(body.memory, body.layers, N)
+    assert isinstance(step, CompiledTrunk)
+    zero = body.memory.initial_state(N)
+    state = expected_state = State(torch.randn_like(zero.hidden), torch.randn_like(zero.cell))
+    for _ in range(4):
+        x = torch.randn(N, F)
+        with torch.no_grad():
+            features, expected_state = body.memory.step(x, expected_state)
+            expected = body.layers(features)
+        out, state = step(x, state)
+        assert_close(out, expected, atol=2e-6, rtol=1e-5)
+        assert_close(state.hidden, expected_state.hidden, atol=1e-6, rtol=1e-5)
+        assert_close(state.cell, expected_state.cell, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{"memory": "gru"}, {"memory": "none"}, {"activation_fn": "gelu"}], ids=str)
+def test_other_trunks_step_in_torch(settings: dict[str, object]) -> None:
+    body = trunk(**settings)
+    step = stepper(body.memory, body.layers, N)
+    assert not isinstance(step, CompiledTrunk)
+    x, state = torch.randn(N, F), body.memory.initial_state(N)
+    assert_close(step(x, state)[0], body.layers(body.memory.step(x, state)[0]))
+
+
+def test_results_do_not_share_memory_with_the_next_step() -> None:
+    body = trunk()
+    step = stepper(body.memory, body.layers, N)
+    first, state = step(torch.randn(N, F), body.memory.initial_state(N))
+    kept = first.clone(), state.hidden.clone()
+    step(torch.randn(N, F), state)
+    assert torch.equal(first, kept[0])
+    assert torch.equal(state.hidden, kept[1])
