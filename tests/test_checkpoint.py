@@ -14,7 +14,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from tailguard import DistributionalPPO
 from tailguard.checkpoint import read_bundle, state_digest, write_bundle
-from tailguard.errors import CheckpointError, StateError
+from tailguard.errors import CheckpointError, ConfigError, StateError
+from tailguard.ppo.spaces import describe_space
 from tailguard.stateful import Stateful
 from tests.agents import collected, tiny_agent
 from tests.environments import cartpole
@@ -206,3 +207,94 @@ def test_no_module_of_the_package_unpickles_or_evaluates() -> None:
     )
     found = [str(path) for path in source.rglob("*.py") if forbidden.search(path.read_text())]
     assert found == []
+
+
+# replacing, recovering, refusing
+
+
+def test_a_bundle_that_waits_aside_is_read_and_recovered(tmp_path: Path) -> None:
+    agent = tiny_agent()
+    agent.save(tmp_path / "agent")
+    (tmp_path / "agent").rename(tmp_path / ".agent.previous")  # a crash between the two renames of a replacement
+    assert DistributionalPPO.load(tmp_path / "agent").seed == agent.seed
+    agent.save(tmp_path / "agent")
+    assert [path.name for path in tmp_path.iterdir()] == ["agent"]
+
+
+def test_only_bundles_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter1.tex").write_text("years of work")
+    (tmp_path / "file").write_text("")
+    for name, message in (("thesis", "not a bundle, so it is not replaced"), ("file", "is a file")):
+        with pytest.raises(CheckpointError, match=message):
+            tiny_agent().save(tmp_path / name)
+    assert (tmp_path / "thesis" / "chapter1.tex").exists()
+
+
+def test_an_sb3_zip_is_refused_with_the_reason(tmp_path: Path) -> None:
+    from stable_baselines3 import PPO
+
+    PPO("MlpPolicy", cartpole(1, 0), n_steps=8, batch_size=8).save(tmp_path / "sb3")
+    with pytest.raises(CheckpointError, match="never opened"):
+        DistributionalPPO.load(tmp_path / "sb3.zip")
+
+
+def test_an_older_schema_loads_with_a_warning_that_says_what_was_reset(tmp_path: Path) -> None:
+    agent = tiny_agent()
+    agent.learn(256)
+    tree = {
+        "observation_space": describe_space(agent.observation_space),
+        "action_space": describe_space(agent.action_space),
+        "n_envs": agent.n_envs,
+        "parts": states(agent),
+    }
+    del tree["parts"]["episodes"]  # as version 1 had it
+    tree["parts"]["progress"]["_num_timesteps_at_start"] = 0
+    agent.save(tmp_path / "agent")
+    manifest = json.loads((tmp_path / "agent" / "manifest.json").read_text())
+    write_bundle(tmp_path / "old", tree, {k: v for k, v in manifest.items() if k not in ("files", "schema_version")})
+    rewrite_manifest(tmp_path / "old", schema_version=1)
+    with pytest.warns(UserWarning, match="schema version 1.*window of recent episode returns starts empty"):
+        twin = DistributionalPPO.load(tmp_path / "old")
+    assert twin.num_timesteps == 256
+    ours, theirs = states(agent), states(twin)
+    del ours["episodes"], theirs["episodes"]
+    assert state_digest(ours) == state_digest(theirs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"files": {}}, "must describe"),
+        ({"files": {"../../etc/passwd": {"bytes": 1, "sha256": "0"}}}, "must describe"),
+        ({"policy_config": {"lstm_hidden_size": 10**9}}, "width of 1000000000"),
+        ({"policy_config": {"lstm_hidden_size": 32}}, "shape|width"),
+        ({"config": {"critic": {"n_quantiles": 10**9}}}, "width of 1000000000"),
+        ({"config": {"n_steps": 10**12}}, "GiB"),
+        ({"config": {"gama": 1}}, "gama"),
+        ({"config": None}, "does not describe"),
+        ({"seed": "seed"}, "does not describe"),
+        ({"policy": "os.system"}, "no policy"),
+        ({"schema_version": True}, "schema version True"),
+    ],
+    ids=str,
+)
+def test_a_hostile_manifest_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    tiny_agent().save(tmp_path / "agent")
+    manifest = json.loads((tmp_path / "agent" / "manifest.json").read_text())
+    merged = {k: {**manifest[k], **v} if isinstance(v, dict) and k != "files" else v for k, v in changes.items()}
+    rewrite_manifest(tmp_path / "agent", **merged)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        DistributionalPPO.load(tmp_path / "agent")
+    assert str(tmp_path / "agent") in str(caught.value)
+
+
+def test_a_rollout_larger_than_memory_is_refused_before_it_is_allocated() -> None:
+    with pytest.raises(ConfigError, match=r"n_steps=1000000000 with 4 environments needs about .* GiB"):
+        tiny_agent(n_steps=10**9)
+
+
+def test_a_failed_write_names_the_place_and_the_space(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("")
+    with pytest.raises(CheckpointError, match=r"plain/agent: .* It needs [0-9,]+ bytes, [0-9,]+ are free"):
+        tiny_agent().save(tmp_path / "plain" / "agent")

@@ -2,6 +2,7 @@
 
 A bundle is a directory of `state.safetensors`, `tree.json`, `manifest.json` and `manifest.sha256`. It is written beside
 its place, synced, and moved there whole; the manifest names size and sha256 of every file, so damage is found on load.
+Replacing a bundle takes two renames; between them the earlier one waits as `.NAME.previous`, and readers look there.
 """
 
 from __future__ import annotations
@@ -11,20 +12,21 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as render_tensors
 
 from tailguard.errors import CheckpointError
 
 FORMAT = "tailguard-bundle"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+OLDEST_SCHEMA = 1
 TENSORS, TREE, MANIFEST, DIGEST = "state.safetensors", "tree.json", "manifest.json", "manifest.sha256"
 LARGEST_JSON = 64 * 2**20
 
@@ -32,6 +34,24 @@ LARGEST_JSON = 64 * 2**20
 def write_bundle(directory: str | Path, tree: Mapping[str, Any], about: Mapping[str, Any]) -> Path:
     """Write one bundle atomically; an earlier one of the same name is replaced only when the new one is complete."""
     place = Path(directory)
+    files = render(tree, about)
+    with named_failure(place, sum(map(len, files.values()))):
+        refuse_foreign(place)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+        try:
+            for name, data in files.items():
+                write_synced(fresh / name, data)
+            os.chmod(fresh, 0o755)  # noqa: S103 (mkdtemp makes it private; a bundle is as readable as its folder)
+            sync_directory(fresh)
+            put_in_place(fresh, place)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    return place
+
+
+def render(tree: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files of a bundle."""
     tensors: dict[str, torch.Tensor] = {}
     files = {
         TREE: json.dumps(encode(tree, "", tensors), allow_nan=True).encode(),
@@ -45,55 +65,128 @@ def write_bundle(directory: str | Path, tree: Mapping[str, Any], about: Mapping[
     }
     files[MANIFEST] = json.dumps(manifest, indent=1).encode()
     files[DIGEST] = digest(files[MANIFEST]).encode()
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
-        try:
-            for name, data in files.items():
-                write_synced(fresh / name, data)
-            sync_directory(fresh)
-            put_in_place(fresh, place)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-    except OSError as error:
-        raise CheckpointError(f"Cannot write the bundle {place}: {error}. Earlier bundles are untouched.") from error
-    return place
+    return files
 
 
 def put_in_place(fresh: Path, place: Path) -> None:
     """Move a complete bundle to its name; what stood there steps aside first and is removed last."""
-    os.chmod(fresh, 0o755)  # noqa: S103 (mkdtemp makes it private; a bundle is as readable as its folder)
-    aside = None
+    previous = previous_of(place)
     if place.exists():
-        aside = Path(tempfile.mkdtemp(prefix=f".{place.name}-old-", dir=place.parent)) / "bundle"
-        os.rename(place, aside)
+        shutil.rmtree(previous, ignore_errors=True)  # of a crash long ago: what stands in place is newer
+        os.rename(place, previous)
     os.rename(fresh, place)
     sync_directory(place.parent)
-    if aside is not None:
-        shutil.rmtree(aside.parent, ignore_errors=True)
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def previous_of(place: Path) -> Path:
+    """Where a bundle waits while it is being replaced."""
+    return place.with_name(f".{place.name}.previous")
+
+
+def recover(place: Path) -> None:
+    """Finish what a crash interrupted: a bundle that stepped aside for one that never came returns to its name."""
+    previous = previous_of(place)
+    if previous.is_dir() and not place.exists():
+        os.rename(previous, place)
+        sync_directory(place.parent)
+
+
+def remove_bundle(place: Path) -> None:
+    """Delete a bundle so that a crash leaves either all of it or nothing under its name."""
+    doomed = place.with_name(f".{place.name}-removed")
+    shutil.rmtree(doomed, ignore_errors=True)
+    with named_failure(place, 0):
+        os.rename(place, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def refuse_foreign(place: Path) -> None:
+    """Replace bundles only: a folder or file of something else is not ours to remove."""
+    if place.is_symlink() or (place.exists() and not place.is_dir()):
+        raise CheckpointError(f"{place} is a file or a link; a bundle is a directory. Choose another name.")
+    if place.is_dir() and not (place / MANIFEST).exists() and any(place.iterdir()):
+        raise CheckpointError(
+            f"{place} exists and is not a bundle, so it is not replaced. Choose another name, such as {place}/agent."
+        )
+
+
+@contextmanager
+def named_failure(place: Path, n_bytes: int) -> Iterator[None]:
+    """Turn an error of the file system into one that names the place, the space it needs and the space there is."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"Cannot write {place}: {error.strerror or error}. It needs {n_bytes:,} bytes, {free_bytes(place)} are "
+            "free. What was saved before is untouched; make room or choose another folder, then go on from there."
+        ) from error
+
+
+def free_bytes(place: Path) -> str:
+    """Free space where `place` would be, in words."""
+    for folder in (place, *place.parents):
+        try:
+            return f"{shutil.disk_usage(folder).free:,}"
+        except OSError:
+            continue
+    return "an unknown number"
 
 
 def read_bundle(directory: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tree and the manifest of a bundle, after every checksum has been compared."""
-    place = Path(directory)
-    if not place.is_dir():
-        raise CheckpointError(f"There is no bundle at {place}: it must be a directory written by save().")
-    manifest_bytes = read_limited(place / MANIFEST, LARGEST_JSON)
-    if digest(manifest_bytes) != read_limited(place / DIGEST, 1024).decode(errors="replace").strip():
-        raise CheckpointError(f"{place / MANIFEST} is damaged: its sha256 differs from {DIGEST}.")
-    manifest = parse_json(manifest_bytes, place / MANIFEST)
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{place} is not a bundle of this package: format is {manifest.get('format')!r}.")
-    if manifest.get("schema_version") != SCHEMA_VERSION:
-        raise CheckpointError(
-            f"{place} has schema version {manifest.get('schema_version')!r}, this package reads {SCHEMA_VERSION}."
-        )
+    place = existing(Path(directory))
+    manifest = read_manifest(place)
     files = {name: read_checked(place / name, manifest) for name in (TREE, TENSORS)}
     try:
         tensors = parse_tensors(files[TENSORS])
-    except (SafetensorError, ValueError) as error:
+    except Exception as error:  # whatever a parser says of foreign bytes, they are not a bundle
         raise CheckpointError(f"{place / TENSORS} cannot be parsed: {error}.") from None
-    return decode(parse_json(files[TREE], place / TREE), tensors), manifest
+    tree = parse_json(files[TREE], place / TREE)
+    try:
+        return decode(tree, tensors), manifest
+    except (TypeError, ValueError, KeyError, RecursionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{place / TREE} does not hold a tree of state: {error}.") from None
+
+
+def read_manifest(directory: str | Path) -> dict[str, Any]:
+    """What a bundle says about itself, after its digest has been compared."""
+    place = existing(Path(directory))
+    data = read_limited(place / MANIFEST, LARGEST_JSON)
+    if digest(data) != read_limited(place / DIGEST, 1024).decode(errors="replace").strip():
+        raise CheckpointError(f"{place / MANIFEST} is damaged: its sha256 differs from {DIGEST}.")
+    manifest = parse_json(data, place / MANIFEST)
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{place} is not a bundle of this package: format is {manifest.get('format')!r}.")
+    version, files = manifest.get("schema_version"), manifest.get("files")
+    if type(version) is not int or not OLDEST_SCHEMA <= version <= SCHEMA_VERSION:
+        raise CheckpointError(
+            f"{place} has schema version {version!r}, this package reads {OLDEST_SCHEMA} to {SCHEMA_VERSION}. "
+            "Use the version of the package that wrote it, or a newer one."
+        )
+    if not isinstance(files, dict) or set(files) != {TREE, TENSORS}:
+        raise CheckpointError(f"{place / MANIFEST} must describe {TREE} and {TENSORS}, and nothing else.")
+    return manifest
+
+
+def existing(place: Path) -> Path:
+    """The directory of a bundle: under its name, or waiting aside while it is replaced."""
+    if place.is_dir():
+        return place
+    if previous_of(place).is_dir():
+        return previous_of(place)
+    if place.is_file():
+        zipped = place.suffix == ".zip" or place.read_bytes()[:2] == b"PK"
+        reason = (
+            " It looks like a Stable-Baselines3 zip: those hold pickles, which can run any code when read, so they are "
+            "never opened (docs/security.md)."
+            if zipped
+            else ""
+        )
+        raise CheckpointError(f"{place} is a file; a bundle is a directory written by save().{reason}")
+    raise CheckpointError(f"There is no bundle at {place}: it must be a directory written by save().")
 
 
 def encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
@@ -165,11 +258,17 @@ def read_limited(path: Path, limit: int) -> bytes:
     try:
         if path.is_symlink() or not path.is_file():
             raise CheckpointError(f"{path} is missing or not a regular file: the bundle is incomplete.")
-        if path.stat().st_size > limit:
-            raise CheckpointError(f"{path} has {path.stat().st_size} bytes, more than the {limit} expected.")
+        size = path.stat().st_size
+        if size > limit or size > physical_memory():
+            raise CheckpointError(f"{path} is damaged: {size} bytes are more than expected or than memory holds.")
         return path.read_bytes()
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         raise CheckpointError(f"Cannot read {path}: {error}.") from error
+
+
+def physical_memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def parse_json(data: bytes, path: Path) -> dict[str, Any]:
@@ -185,7 +284,7 @@ def parse_json(data: bytes, path: Path) -> dict[str, Any]:
 def write_file(path: Path, data: bytes) -> None:
     """Replace a file whole and durably, or leave it as it was."""
     fresh = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
+    with named_failure(path, len(data)):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             write_synced(fresh, data)
@@ -193,19 +292,23 @@ def write_file(path: Path, data: bytes) -> None:
             sync_directory(path.parent)
         finally:
             fresh.unlink(missing_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"Cannot write {path}: {error}. What was there is untouched.") from error
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    """Write a new file and wait until it is on the disk."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+    """Wait until the names in a directory are on the disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
     finally:

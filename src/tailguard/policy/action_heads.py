@@ -132,7 +132,7 @@ class CategoricalHead(ActionHead):
         forbidden = torch.arange(self.width) >= torch.tensor(counts).unsqueeze(-1)
         self.register_buffer("forbidden", forbidden, persistent=False)
         self.forbidden: Tensor
-        self.ragged = bool(forbidden.any())
+        self.ragged = min(counts) < self.width
 
     def forward(self, features: Tensor) -> Tensor:
         """Log-probabilities, flattened (..., A * width); choices a dimension does not have are at -1e9."""

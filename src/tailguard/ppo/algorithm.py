@@ -22,8 +22,8 @@ from tailguard.policy import RecurrentPolicy
 from tailguard.ppo.config import PPOConfig
 from tailguard.ppo.objective import Knobs
 from tailguard.ppo.randomness import Randomness
-from tailguard.ppo.saving import BundledAlgorithm, Progress
-from tailguard.ppo.settings import config_from, policy_config_from, sequences_per_batch
+from tailguard.ppo.saving import BundledAlgorithm, EpisodeWindow, Progress
+from tailguard.ppo.settings import config_from, policy_config_from, refuse_more_than_memory, sequences_per_batch
 from tailguard.ppo.threads import keep_freed_memory
 from tailguard.ppo.update import Learner
 from tailguard.ppo.watch import explained_variance, memory_figures, rollout_figures
@@ -32,6 +32,7 @@ from tailguard.rollout.advantages import normalize_valid
 from tailguard.rollout.collect import Live, collect_steps, estimate_advantages, judge
 from tailguard.rollout.sequences import minibatches, reserve, sequences_of
 from tailguard.rollout.targets import return_law_samples, rewards_to_go
+from tailguard.rollout.workers import watch_workers
 from tailguard.schedules import EntropyCoefficient, KLPenalty, value_at
 from tailguard.stateful import Stateful
 
@@ -48,7 +49,6 @@ class DistributionalPPO(BundledAlgorithm):
         "MlpPolicy": RecurrentPolicy,
         "MlpLstmPolicy": RecurrentPolicy,
     }
-    policy: RecurrentPolicy  # type: ignore[assignment]
     rollout_buffer: RolloutBuffer  # type: ignore[assignment]
 
     def __init__(
@@ -101,6 +101,7 @@ class DistributionalPPO(BundledAlgorithm):
         keep_freed_memory()
         self._setup_lr_schedule()
         refuse_two_return_scales(self._vec_normalize_env, self.config.return_scale)
+        watch_workers(self.env, self.config.env_timeout)
         self.randomness = Randomness(self.seed)
         self.set_random_seed(self.randomness.root)
         self.policy = self.policy_class(  # type: ignore[assignment]
@@ -120,6 +121,7 @@ class DistributionalPPO(BundledAlgorithm):
 
     def size_rollouts(self) -> None:
         """Buffer and batches for the current config and number of environments."""
+        refuse_more_than_memory(self.config, self.n_envs, self.policy.obs_features)
         length, self.batch_sequences, self.micro_sequences = sequences_per_batch(self.config, self.n_envs)
         self.rollout_buffer = RolloutBuffer(
             self.config.n_steps, self.n_envs, self.policy.obs_features, self.policy.action_head.action_dim, length
@@ -143,7 +145,7 @@ class DistributionalPPO(BundledAlgorithm):
         with self.obs_stats.frozen():  # the first observations must not move the statistics either
             prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         if resets or self.live is None:
-            self.live = Live.fresh(self.policy, np.asarray(self._last_obs), np.ones(self.n_envs, np.bool_))
+            self.start_live()
         return prepared
 
     def learn(
@@ -162,9 +164,9 @@ class DistributionalPPO(BundledAlgorithm):
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
         """Fill the buffer, let the critics judge it, estimate advantages, then move the observation statistics."""
-        live = self.live_now()
         self.policy.set_training_mode(False)
         callback.on_rollout_start()
+        live = self.live_now()  # a checkpoint in the callback may have started fresh episodes
 
         def after_each_step(seen: dict[str, Any]) -> bool:
             self.num_timesteps += env.num_envs
@@ -338,4 +340,5 @@ class DistributionalPPO(BundledAlgorithm):
             "alerts": self.alerts,
             "randomness": self.randomness,
             "progress": Progress(self),
+            "episodes": EpisodeWindow(self),
         }

@@ -66,6 +66,8 @@ class PPOConfig(Config):
     update_threads: PositiveInt | None = None
     """Threads that share an update, at most one for the actor and one per critic; None takes the machine's cores.
     Results do not depend on it."""
+    env_timeout: PositiveFloat = 60.0
+    """Seconds without an answer after which the worker process of an environment is given up (SubprocVecEnv)."""
     torch_threads: PositiveInt | None = 1
     """Threads of torch during training; more than one rarely pays for small networks. None leaves torch alone."""
 

@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
+import platform
 import warnings
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from tailguard.checkpoint import read_bundle, write_bundle
-from tailguard.errors import ConfigError, StateError
+from tailguard.errors import CheckpointError, ConfigError, EnvContractError, StateError, TailguardError
 from tailguard.normalization import ObservationStatistics, refuse_two_return_scales
-from tailguard.policy import PolicyConfig
+from tailguard.policy import PolicyConfig, RecurrentPolicy
 from tailguard.ppo.config import PPOConfig
+from tailguard.ppo.migrations import migrate
 from tailguard.ppo.randomness import Randomness
+from tailguard.ppo.session import (
+    GlobalRandomness,
+    derived_seed,
+    live_state,
+    refuse_unfinished_numbers,
+    restored_live,
+    stateful_env,
+)
 from tailguard.ppo.settings import config_from
 from tailguard.ppo.spaces import build_space, describe_space
 from tailguard.rollout.collect import Live
-from tailguard.stateful import Stateful
+from tailguard.rollout.workers import watch_workers
+from tailguard.stateful import Stateful, require_keys
 
 
 class BundledAlgorithm(OnPolicyAlgorithm):
     """SB3's save, load and parameter exchange on top of one dictionary of parts."""
 
     config: PPOConfig
+    policy: RecurrentPolicy  # type: ignore[assignment]
     policy_name: str
     policy_config: PolicyConfig
     obs_stats: ObservationStatistics
@@ -44,6 +60,7 @@ class BundledAlgorithm(OnPolicyAlgorithm):
         refuse_two_return_scales(normalizer, self.config.return_scale)
         kept = self.obs_stats.state_dict()
         super().set_env(env, force_reset)
+        watch_workers(self.env, self.config.env_timeout)
         self.obs_stats = ObservationStatistics(self._vec_normalize_env)
         if kept["present"]:
             self.obs_stats.load_state_dict(kept)
@@ -82,25 +99,69 @@ class BundledAlgorithm(OnPolicyAlgorithm):
 
     def save(self, path: Any, exclude: Any = None, include: Any = None) -> None:
         """Write the whole agent to the directory `path`; `exclude` and `include` have nothing to choose from."""
+        self.write(path, None, {})
+
+    def checkpoint(self, path: str | Path, about: Mapping[str, Any] | None = None, scheduled: bool = True) -> None:
+        """Write the agent and where its training stands, so that `resume` goes on exactly; between two updates only.
+
+        An environment that cannot save itself restarts its episodes here when the checkpoint is `scheduled`, that is,
+        when an uninterrupted run writes it too. `about` goes into the manifest.
+        """
+        self.write(path, self.session(scheduled), about or {})
+        if scheduled and stateful_env(self.env) is None:
+            self.restart_episodes()
+
+    def write(self, path: Any, session: Mapping[str, Any] | None, about: Mapping[str, Any]) -> None:
+        """One bundle: parts, spaces, session, and a manifest that says what it is."""
         if not isinstance(path, str | Path):
             raise ConfigError(
                 f"save needs a path for a directory, not a {type(path).__name__}: a bundle is several files."
             )
-        state = {name: part.state_dict() for name, part in self.parts().items()}
         agent = {
             "observation_space": describe_space(self.observation_space),
             "action_space": describe_space(self.action_space),
             "n_envs": self.n_envs,
-            "parts": state,
+            "parts": {name: part.state_dict() for name, part in self.parts().items()},
+            "session": session,
         }
-        about = {
+        written = {
             "policy": self.policy_name,
             "config": self.config.model_dump(mode="json"),
             "policy_config": self.policy_config.model_dump(mode="json"),
             "seed": self.randomness.root,
             "num_timesteps": self.num_timesteps,
+            "exact": session is not None,
+            "fingerprint": fingerprint(),
         }
-        write_bundle(path, agent, about)
+        write_bundle(path, agent, {**about, **written})
+
+    def session(self, scheduled: bool) -> dict[str, Any] | None:
+        """Where training stands; None when the environment cannot say and nothing restarts here."""
+        env = stateful_env(self.env)
+        if env is None or self.live is None:
+            return {"restart": True} if scheduled else None
+        return {
+            "restart": False,
+            "live": live_state(self.live),
+            "environment": env.state_dict(),
+            "global_rng": GlobalRandomness().state_dict(),
+        }
+
+    def restart_episodes(self) -> None:
+        """Fresh episodes and memory, seeded by (seed, step): the same whether or not the run was interrupted."""
+        if self.env is None:
+            raise ConfigError("There is no environment whose episodes could start. Give one with set_env(env).")
+        self.set_random_seed(derived_seed(self.randomness.root, self.num_timesteps))
+        with self.obs_stats.frozen():
+            self._last_obs = self.env.reset()  # type: ignore[assignment]
+        self.start_live()
+
+    def start_live(self) -> None:
+        """Fresh memory at the start of every environment's episode."""
+        observations = np.asarray(self._last_obs)
+        refuse_unfinished_numbers(observations)
+        self._last_episode_starts = np.ones(self.n_envs, np.bool_)
+        self.live = Live.fresh(self.policy, observations, np.ones(self.n_envs, np.bool_))
 
     @classmethod
     def load(
@@ -113,30 +174,109 @@ class BundledAlgorithm(OnPolicyAlgorithm):
         force_reset: bool = True,
         **settings: Any,
     ) -> Self:
-        """Read an agent from the directory `path`; further keywords override its settings. Nothing is unpickled."""
+        """Read an agent from the directory `path`; further keywords override its settings. Nothing is unpickled.
+
+        Memory and episodes start fresh; `resume` goes on where a checkpoint was written.
+        """
+        return cls.read(path, env, device, settings)[0]
+
+    @classmethod
+    def resume(cls, path: Any, env: GymEnv, device: torch.device | str = "cpu", **settings: Any) -> Self:
+        """Go on exactly where `checkpoint` was written, in an environment built as the first one was.
+
+        Train on with `learn(total - agent.num_timesteps, reset_num_timesteps=False)`.
+        """
+        model, tree, manifest = cls.read(path, env, device, settings)
+        warn_of_another_machine(path, manifest)
+        session = tree["session"]
+        if session is None:
+            warnings.warn(
+                f"{path} does not say where its episodes stood: they start afresh, and the resumed run is not exact.",
+                stacklevel=2,
+            )
+            return model
+        model.go_on(session, path)
+        return model
+
+    def go_on(self, session: Mapping[str, Any], path: Any) -> None:
+        """Take up acting, the environment and the global random streams."""
+        with refusing(path, "the state of a training"):
+            restart = bool(session["restart"])
+        if restart:
+            self.restart_episodes()
+            return
+        env = stateful_env(self.env)
+        if env is None or self.env is None:
+            raise StateError(
+                f"{path} was written in the middle of episodes, and this environment cannot load its state. "
+                "Give the environment the run was started with, or use load(path, env) for fresh episodes."
+            )
+        with self.obs_stats.frozen():
+            self.env.reset()  # uses up seeds that are waiting; the state follows
+        with refusing(path, "the state of a training"):
+            self.live = restored_live(session["live"], self.policy, self.n_envs)
+            environment, streams = session["environment"], session["global_rng"]
+            GlobalRandomness().load_state_dict(streams)
+        env.load_state_dict(environment)  # says itself when it was saved on other data
+        self._last_obs, self._last_episode_starts = self.live.observations, self.live.starts
+
+    @classmethod
+    def read(
+        cls, path: Any, env: GymEnv | None, device: torch.device | str, settings: dict[str, Any]
+    ) -> tuple[Self, dict[str, Any], dict[str, Any]]:
+        """The agent of a bundle, the bundle's tree and its manifest."""
         tree, manifest = read_bundle(path)
-        verbose = settings.pop("verbose", 0)
-        tensorboard_log = settings.pop("tensorboard_log", None)
-        model = cls(  # type: ignore[call-arg]
-            manifest["policy"],
-            None,  # type: ignore[arg-type]
-            config=config_from(restorable(manifest["config"], settings), settings),
-            policy_kwargs=manifest["policy_config"],
-            seed=manifest["seed"],
-            device=device,
-            verbose=verbose,
-            tensorboard_log=tensorboard_log,
-            _init_setup_model=False,
-        )
-        model.observation_space = build_space(tree["observation_space"])
-        model.action_space = build_space(tree["action_space"])
-        model.n_envs = int(tree["n_envs"])
-        statistics = tree["parts"]["obs_stats"]
+        given = dict(settings)
+        verbose, tensorboard_log = given.pop("verbose", 0), given.pop("tensorboard_log", None)
+        with refusing(path, "an agent"):
+            tree = migrate(tree, manifest["schema_version"], path)
+            saved = PPOConfig(**restorable(manifest["config"], given))
+        config = config_from(saved, given)
+        with refusing(path, "an agent"):
+            model = cls(  # type: ignore[call-arg]
+                manifest["policy"],
+                None,  # type: ignore[arg-type]
+                config=config,
+                policy_kwargs=manifest["policy_config"],
+                seed=int(manifest["seed"]),
+                device=device,
+                verbose=verbose,
+                tensorboard_log=tensorboard_log,
+                _init_setup_model=False,
+            )
+            model.observation_space = build_space(tree["observation_space"])
+            model.action_space = build_space(tree["action_space"])
+            model.n_envs = int(tree["n_envs"])
+            model.refuse_misfit(tree["parts"]["policy"])
+            statistics = dict(tree["parts"]["obs_stats"])
         if env is not None:
             model.attach(env, statistics)
-        model._setup_model()
-        model.load_parts(tree["parts"], optional=() if env is not None else ("obs_stats",))
-        return model
+        with refusing(path, "an agent"):
+            model._setup_model()
+            model.load_parts(tree["parts"], optional=() if env is not None else ("obs_stats",))
+        return model, tree, manifest
+
+    def refuse_misfit(self, saved: Mapping[str, Any]) -> None:
+        """Compare the networks a bundle describes with the tensors it holds before any memory is asked for."""
+        largest = max(max(tensor.shape, default=1) for tensor in saved.values())
+        widths = [
+            self.policy_config.lstm_hidden_size,
+            *self.policy_config.net_arch.pi,
+            *self.policy_config.net_arch.vf,
+            self.config.critic.n_quantiles,
+        ]
+        if max(widths) > largest:
+            raise CheckpointError(f"A width of {max(widths)} is declared, the largest tensor has {largest}.")
+        with torch.device("meta"):  # shapes without memory
+            policy = RecurrentPolicy(self.observation_space, self.action_space, self.policy_config, self.config.critic)
+        described = policy.state_dict()
+        wrong = sorted(
+            name
+            for name in {*described, *saved}
+            if name not in saved or name not in described or saved[name].shape != described[name].shape
+        )
+        if wrong:
+            raise CheckpointError(f"The tensor {wrong[0]} does not have the shape that the configuration describes.")
 
     def attach(self, env: GymEnv, statistics: Mapping[str, Any]) -> None:
         """Take an environment at load; one without VecNormalize is wrapped when the agent was trained with it."""
@@ -158,10 +298,26 @@ class BundledAlgorithm(OnPolicyAlgorithm):
         self._last_obs, self.live = None, None
 
 
+@contextmanager
+def refusing(path: Any, what: str) -> Iterator[None]:
+    """A bundle is foreign data: whatever goes wrong while reading it is said as one error that names it."""
+    try:
+        yield
+    except TailguardError as error:
+        if isinstance(error, EnvContractError) or str(path) in str(error):
+            raise
+        raise CheckpointError(f"{path} does not describe {what} of this package: {error}") from error
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError) as error:
+        raise CheckpointError(f"{path} does not describe {what} of this package: {error!r}.") from error
+    except (RecursionError, RuntimeError, TypeError, ValueError) as error:
+        said = str(error).splitlines()[0] if str(error) else repr(error)
+        raise CheckpointError(f"{path} does not describe {what} of this package: {said}") from error
+
+
 class Progress:
     """The counters SB3 keeps on the algorithm."""
 
-    NAMES = ("num_timesteps", "_total_timesteps", "_num_timesteps_at_start", "_episode_num", "_n_updates")
+    NAMES = ("num_timesteps", "_total_timesteps", "_episode_num", "_n_updates")
 
     def __init__(self, algorithm: BundledAlgorithm) -> None:
         self.algorithm = algorithm
@@ -177,6 +333,53 @@ class Progress:
             setattr(self.algorithm, name, int(state[name]))
         self.algorithm._current_progress_remaining = float(state["progress_remaining"])
         self.algorithm.n_reserve_all_masked = int(state["n_reserve_all_masked"])
+
+
+class EpisodeWindow:
+    """Returns, lengths and successes of the last episodes, which SB3 keeps for its logs; not their times of day."""
+
+    def __init__(self, algorithm: BundledAlgorithm) -> None:
+        self.algorithm = algorithm
+
+    def state_dict(self) -> dict[str, Any]:
+        episodes = list(self.algorithm.ep_info_buffer or ())
+        return {
+            "returns": [float(episode["r"]) for episode in episodes],
+            "lengths": [int(episode["l"]) for episode in episodes],
+            "successes": [float(success) for success in self.algorithm.ep_success_buffer or ()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        require_keys(self, state)
+        size = self.algorithm._stats_window_size
+        pairs = zip(state["returns"], state["lengths"], strict=True)
+        self.algorithm.ep_info_buffer = deque(({"r": float(r), "l": int(n), "t": 0.0} for r, n in pairs), maxlen=size)
+        self.algorithm.ep_success_buffer = deque(state["successes"], maxlen=size)
+
+
+def fingerprint() -> dict[str, Any]:
+    """What bit-identical results depend on besides the code."""
+    return {
+        "tailguard": version("tailguard"),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "torch_threads": torch.get_num_threads(),
+    }
+
+
+def warn_of_another_machine(path: Any, manifest: Mapping[str, Any]) -> None:
+    """Say what differs from where a bundle was written: the resumed run may differ in its last bits."""
+    saved, here = manifest.get("fingerprint"), fingerprint()
+    if not isinstance(saved, Mapping):
+        return
+    differs = [f"{name} {saved.get(name)} -> {now}" for name, now in here.items() if saved.get(name) != now]
+    if differs:
+        warnings.warn(
+            f"{path} was written elsewhere ({', '.join(differs)}): training goes on, but not bit for bit.", stacklevel=3
+        )
 
 
 def restorable(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

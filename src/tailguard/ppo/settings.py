@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from tailguard.checkpoint import physical_memory
 from tailguard.configuration import Config
 from tailguard.errors import ConfigError, did_you_mean
 from tailguard.policy import PolicyConfig
@@ -83,6 +84,17 @@ def sequences_per_batch(config: PPOConfig, n_envs: int) -> tuple[int, int, int |
     if config.microbatch_size is None:
         return length, batch, None
     return length, batch, whole_sequences(config.microbatch_size, length, "microbatch_size", config.microbatch_size)
+
+
+def refuse_more_than_memory(config: PPOConfig, n_envs: int, n_features: int) -> None:
+    """A rollout that cannot fit into memory is a typing error or a hostile file: said before anything is allocated."""
+    numbers = n_features + 2 * config.critic.n_quantiles * (2 if config.critic.twin else 1) + 16
+    needed, there = 4 * config.n_steps * n_envs * numbers, physical_memory()
+    if needed > there:
+        raise ConfigError(
+            f"n_steps={config.n_steps} with {n_envs} environments needs about {needed / 2**30:,.0f} GiB a rollout, "
+            f"this machine has {there / 2**30:,.0f}. Lower n_steps or the number of environments."
+        )
 
 
 def whole_sequences(samples: int, length: int, name: str, given: int | None) -> int:
