@@ -21,10 +21,11 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv
 
 from tailguard.configuration import Config, NonNegativeInt, PositiveInt
-from tailguard.env import oracle_env
+from tailguard.env import TradingVecEnv, oracle_env
 from tailguard.errors import ConfigError, did_you_mean
 from tailguard.policy import PolicyConfig
 from tailguard.ppo import DistributionalPPO, PPOConfig
+from tailguard.ppo.saving import fingerprint
 from tailguard.presets import Preset, preset
 from tailguard.run import CheckpointConfig
 from tailguard.yaml_files import parse_yaml, read_yaml, write_yaml
@@ -192,3 +193,14 @@ class Experiment:
             policy_kwargs=self.config.policy_kwargs.model_dump(),
             seed=self.config.seed,
         )
+
+    def manifest(self, env: VecEnv, command: Sequence[str]) -> dict[str, Any]:
+        """What a run's manifest.json says: where the numbers come from."""
+        data = {"bars": env.bars.digest()} if isinstance(env, TradingVecEnv) else {}
+        return {
+            "task": self.task.name,
+            "seed": self.config.seed,
+            "command": list(command),
+            "data": data,
+            "versions": fingerprint(),
+        }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -80,8 +81,26 @@ def train(
     start(config, given, set_ or [], run, "quiet" if quiet else "json" if json_ else "live", dry_run)
 
 
+@app.command()
+def resume(
+    run: Annotated[str, typer.Argument(help="Name of the folder under runs/, or a path.")],
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")] = False,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print one JSON line per update instead of the display.")
+    ] = False,
+) -> None:
+    """Go on exactly where a run stopped: the end is bit for bit that of a run that never stopped.
+
+    Example: tailguard resume first
+    """
+    from tailguard.cli.train import go_on
+
+    go_on(run, "quiet" if quiet else "json" if json_ else "live")
+
+
 def main() -> None:
     """Entry point: turns errors that a user can act on into one line and exit code 2."""
+    warnings.formatwarning = lambda message, *_, **__: f"tailguard: {message}\n"
     try:
         app()
     except TailguardError as error:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import typer
 
+from tailguard.cli.progress import Display, display_of
+from tailguard.errors import TailguardError
 from tailguard.experiment import Experiment, load_experiment
-from tailguard.run import RunFolder, run_path, train
-
-Display = Literal["live", "json", "quiet"]
+from tailguard.ppo import DistributionalPPO
+from tailguard.run import RunFolder, StoppedNow, resumed, run_path, train
 
 
 def start(
@@ -20,7 +21,7 @@ def start(
     given: Mapping[str, Any],
     overrides: Sequence[str],
     run: str | None,
-    display: Display,
+    kind: str,
     dry_run: bool,
 ) -> None:
     """Begin a run."""
@@ -31,10 +32,39 @@ def start(
     experiment = Experiment(config)
     folder = RunFolder(run_path(run) if run is not None else free_path(f"{experiment.task.name}-{config.seed}"))
     with folder.lock():
-        folder.create(config.to_yaml(), {"seed": config.seed, "command": sys.argv})
-        outcome = train(experiment.agent(), folder, config.steps, config.checkpoint)
-    if display != "quiet":
-        typer.echo(f"trained {outcome.step:,} steps; the agent is in {outcome.checkpoint}")
+        env = experiment.training_env()
+        agent = experiment.agent(env)
+        folder.create(config.to_yaml(), experiment.manifest(env, sys.argv))
+        run_on(agent, experiment, folder, display_of(kind))
+
+
+def go_on(run: str, kind: str) -> None:
+    """Take a run up again."""
+    folder, display = RunFolder(run_path(run)), display_of(kind)
+    folder.require()
+    experiment = Experiment(load_experiment(folder.config_file))
+    with folder.lock():
+        agent = resumed(folder, experiment.training_env, experiment.agent, experiment.config.checkpoint)
+        display.notice(f"{folder.path} goes on at step {agent.num_timesteps:,}")
+        run_on(agent, experiment, folder, display)
+
+
+def run_on(agent: DistributionalPPO, experiment: Experiment, folder: RunFolder, display: Display) -> None:
+    """Train to the end or to a stop, and say where things are."""
+    config = experiment.config
+    again = f"tailguard resume {folder.name if run_path(folder.name) == folder.path else folder.path}"
+    try:
+        with display.shown(agent.num_timesteps, config.steps):
+            outcome = train(agent, folder, config.steps, config.checkpoint, display.listener)
+    except StoppedNow as stop:
+        display.notice(f"{stop}; go on from the last checkpoint with `{again}`.")
+        raise typer.Exit(stop.exit_code) from None
+    except TailguardError as error:
+        raise type(error)(f"{error}\nWhat was saved is intact; `{again}` goes on from the last checkpoint.") from error
+    if outcome.finished:
+        display.notice(f"trained {outcome.step:,} steps; the agent is in {outcome.checkpoint}")
+    else:
+        display.notice(f"stopped at step {outcome.step:,} of {config.steps:,}; go on with `{again}`")
 
 
 def free_path(name: str) -> Path:

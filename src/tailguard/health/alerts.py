@@ -128,6 +128,10 @@ class AlertMonitor:
                 logger.warn(f"{alert.name}: {alert.metric.name} = {value:.3g}. {alert.meaning} {alert.advice}")
         return firing
 
+    def begun(self) -> list[Alert]:
+        """Alerts that began to fire at the last check."""
+        return [alert for alert in self.alerts if self.streaks.get(alert.name, 0) == alert.for_updates]
+
     def state_dict(self) -> dict[str, Any]:
         return {"streaks": dict(self.streaks)}
 

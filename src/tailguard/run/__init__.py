@@ -2,6 +2,17 @@
 
 from tailguard.run.folder import RunFolder, run_path
 from tailguard.run.settings import CheckpointConfig
-from tailguard.run.training import Outcome, train
+from tailguard.run.signals import StoppedNow
+from tailguard.run.training import Listener, Outcome, Update, resumed, train
 
-__all__ = ["CheckpointConfig", "Outcome", "RunFolder", "run_path", "train"]
+__all__ = [
+    "CheckpointConfig",
+    "Listener",
+    "Outcome",
+    "RunFolder",
+    "StoppedNow",
+    "Update",
+    "resumed",
+    "run_path",
+    "train",
+]

@@ -1,0 +1,107 @@
+"""The checkpoints of a run: which are kept, and from which one training goes on."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stable_baselines3.common.vec_env import VecEnv
+
+from tailguard.checkpoint import named_failure, read_manifest, recover, remove_bundle
+from tailguard.errors import CheckpointError
+from tailguard.ppo import DistributionalPPO
+from tailguard.run.folder import RunFolder
+
+ASIDE = re.compile(r"\.(step-[0-9]{1,18})\.previous")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What decides whether a checkpoint is kept."""
+
+    step: int
+    score: float | None
+    """Mean return of recent episodes when it was written; None when there was none, or when it is damaged."""
+    exact: bool
+    """Whether training can go on from it as if it had not stopped."""
+
+
+def marks(folder: RunFolder) -> list[Mark]:
+    """The checkpoints on disk, ascending."""
+    return [mark(folder, step) for step in folder.steps()]
+
+
+def mark(folder: RunFolder, step: int) -> Mark:
+    try:
+        manifest = read_manifest(folder.checkpoint(step))
+    except CheckpointError:
+        return Mark(step, None, False)
+    score = manifest.get("score")
+    return Mark(step, float(score) if isinstance(score, int | float) else None, manifest.get("exact") is True)
+
+
+def best_of(marks: Sequence[Mark]) -> Mark | None:
+    """The highest score, the later of equals."""
+    scored = [mark for mark in marks if mark.score is not None]
+    return max(scored, key=lambda mark: (mark.score, mark.step)) if scored else None
+
+
+def kept(marks: Sequence[Mark], keep_last: int) -> set[int]:
+    """Steps that stay: the last k, the best, and the last one that training can go on from."""
+    ordered = sorted(marks, key=lambda mark: mark.step)
+    best = best_of(ordered)
+    exact = [mark.step for mark in ordered if mark.exact]
+    return {*(mark.step for mark in ordered[-keep_last:]), *exact[-1:], *([best.step] if best else [])}
+
+
+def prune(folder: RunFolder, keep_last: int) -> None:
+    """Remove what need not stay."""
+    present = marks(folder)
+    for step in {mark.step for mark in present} - kept(present, keep_last):
+        remove_bundle(folder.checkpoint(step))
+
+
+def tidy(folder: RunFolder) -> None:
+    """Finish what a kill interrupted: half-replaced bundles return, half-written ones go. Under the lock only."""
+    if not folder.checkpoints.is_dir():
+        return
+    with named_failure(folder.checkpoints, 0):
+        for entry in sorted(folder.checkpoints.iterdir()):
+            aside = ASIDE.fullmatch(entry.name)
+            if aside is not None:
+                recover(folder.checkpoints / aside.group(1))
+            if entry.name.startswith(".step-"):
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def newest_good(
+    folder: RunFolder, make_env: Callable[[], VecEnv], exact: bool, **settings: Any
+) -> DistributionalPPO | None:
+    """The agent of the newest checkpoint that can be read, damaged ones named and set aside; None without any.
+
+    `exact` passes over checkpoints that do not say where their episodes stood.
+    """
+    damaged = []
+    for step in reversed(folder.steps()):
+        place = folder.checkpoint(step)
+        try:
+            if exact and read_manifest(place).get("exact") is not True:
+                continue
+            return DistributionalPPO.resume(place, make_env(), **settings)
+        except CheckpointError as error:
+            damaged.append(str(error))
+            aside = place.with_name(f"damaged-{place.name}")
+            warnings.warn(f"{error} It is set aside as {aside.name}; the one before it is used.", stacklevel=2)
+            shutil.rmtree(aside, ignore_errors=True)
+            with named_failure(place, 0):
+                place.rename(aside)
+    if damaged:
+        raise CheckpointError(
+            f"No checkpoint of {folder.path} can be read. {damaged[0]} Start again with `tailguard train "
+            f"{folder.config_file} --run NAME`, or put a copy of a checkpoint into {folder.checkpoints}."
+        )
+    return None
