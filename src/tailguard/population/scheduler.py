@@ -33,6 +33,11 @@ class PBTConfig(Config):
     """The settings that members vary."""
     perturbation_interval: PositiveInt = 10
     """Updates between two judgements: the length of a segment."""
+    score: Literal["validation", "training"] = "validation"
+    """What members are judged by: the mean return per episode of the deterministic policy where nobody trains, or of
+    the exploring one while it trained."""
+    score_steps: PositiveInt = 500
+    """Steps per environment of a validation."""
     mode: Literal["rounds", "asynchronous"] = "rounds"
     """Judge everyone together after each round, or each member when it comes: faster on machines of uneven speed, but
     the outcome then depends on who comes first."""

@@ -1,0 +1,210 @@
+"""The driver of a population: commands of the scheduler become tasks, their outcomes become events in the journal.
+
+runs/NAME/config.yaml        the resolved configuration
+          population.jsonl   the journal: all that happened
+          bundles/           what members are made of; deleted when nothing can ask for it any more
+          logs/              what worker processes had to say
+          best/              the best member as an ordinary run, when all is done
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from math import nan
+from pathlib import Path
+from typing import Any
+
+from tailguard.checkpoint import digest, read_bundle, write_file
+from tailguard.errors import CheckpointError, ConfigError
+from tailguard.population.config import PopulationConfig, load_population
+from tailguard.population.journal import Journal
+from tailguard.population.scheduler import (
+    Command,
+    Event,
+    Failure,
+    PBTScheduler,
+    ReadyCheck,
+    Report,
+    RunSegment,
+    StopSegment,
+)
+from tailguard.population.segment import bundle_name, bundle_path
+from tailguard.population.space import with_values
+from tailguard.population.tasks import Executor, Outcome, Task
+from tailguard.run import RunFolder
+
+log = logging.getLogger(__name__)
+
+Listener = Callable[["Population"], None]
+
+
+class Population:
+    """One population on disk; `run` begins it, or goes on where its journal ends."""
+
+    def __init__(self, config: PopulationConfig, folder: str | Path, executor: Executor) -> None:
+        self.config, self.folder, self.executor = config, Path(folder).resolve(), executor
+        self.journal = Journal(self.folder / "population.jsonl")
+        self.scheduler = config.scheduler()
+        self.segments: dict[str, RunSegment] = {}  # under way, by the key of their task
+        self.began: dict[str, float] = {}
+        self.patience_from = time.monotonic()
+
+    def run(self, listener: Listener = lambda population: None) -> PBTScheduler:
+        """Train the population to its end; the scheduler then knows all members and the best."""
+        with RunFolder(self.folder).lock():
+            self.write_config()
+            self.obey(self.restart())
+            while not self.scheduler.finished:
+                listener(self)
+                for event in self.next_events():
+                    self.take(event)
+            listener(self)
+            self.export_best()
+        return self.scheduler
+
+    # beginning and going on
+
+    def write_config(self) -> None:
+        """Write down what the population is, or see that the folder holds this very one."""
+        file = self.folder / "config.yaml"
+        if not file.exists():
+            write_file(file, self.config.to_yaml().encode())
+        elif load_population(file) != self.config:
+            raise ConfigError(
+                f"{self.folder} holds a population with another configuration. Choose another --run, or give it the "
+                "configuration it was begun with to go on."
+            )
+
+    def restart(self) -> list[Command]:
+        """Replay the journal; what it leaves under way is asked for again, and what is finished is adopted."""
+        commands = self.scheduler.start()
+        events = self.journal.events()
+        if self.journal.read():
+            commands = self.scheduler.replay(events)
+        self.journal.append("resume" if events else "start", time=time.time())
+        for leftover in (self.folder / "bundles").glob("*/.*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        return commands
+
+    # commands out, events in
+
+    def obey(self, commands: list[Command]) -> None:
+        for command in commands:
+            if isinstance(command, StopSegment):
+                for key in [key for key, segment in self.segments.items() if segment.member == command.member]:
+                    del self.segments[key]
+                    self.executor.cancel(key)
+            else:
+                key = f"{command.member}/{command.round}/{command.attempt}"
+                self.segments[key], self.began[key] = command, time.monotonic()
+                self.executor.submit(Task(key, "segment", {"folder": str(self.folder), "segment": asdict(command)}))
+
+    def next_events(self) -> list[Event]:
+        """Outcomes that came, or a readiness check when the patience with late members is used up by another part."""
+        config = self.config.population
+        interval = config.ready_timeout_s / config.ready_check_max_wait
+        left = self.patience_from + interval - time.monotonic()
+        outcomes = self.executor.wait(min(max(left, 0.0), 1.0))
+        events = [event for outcome in outcomes for event in self.event_of(outcome)]
+        if events or not self.scheduler.waiting:
+            self.patience_from = time.monotonic()
+            return events
+        if time.monotonic() < self.patience_from + interval:
+            return []
+        self.patience_from = time.monotonic()
+        return [ReadyCheck()]
+
+    def event_of(self, outcome: Outcome) -> list[Event]:
+        """What an outcome means to the scheduler; nothing when nobody waits for it any more."""
+        segment = self.segments.pop(outcome.key, None)
+        if segment is None:
+            return []
+        if outcome.result is None:
+            return [Failure(segment.member, segment.round, segment.attempt, outcome.reason)]
+        score = outcome.result["score"]
+        return [Report(segment.member, segment.round, nan if score is None else score, outcome.result["bundle"])]
+
+    def take(self, event: Event) -> None:
+        """First the journal, then the consequences: a crash in between replays to the same place."""
+        self.journal.append(event, **self.about(event))
+        commands = self.scheduler.handle(event)
+        if isinstance(event, Failure):
+            log.warning("Member %d failed in round %d: %s", event.member, event.round, event.reason)
+        if isinstance(event, ReadyCheck) and commands:
+            log.warning("Not all members came in time; the population goes on with those who are ready.")
+        self.obey(commands)
+        self.collect_garbage()
+
+    def about(self, event: Event) -> dict[str, Any]:
+        """What readers of the journal want to know beside the event itself."""
+        if isinstance(event, ReadyCheck):
+            return {"time": time.time(), "pbt/failed_ready_checks": self.scheduler.failed_ready_checks + 1}
+        member = self.scheduler.members[event.member]
+        attempt = event.attempt if isinstance(event, Failure) else member.failures
+        seconds = time.monotonic() - self.began.pop(f"{event.member}/{event.round}/{attempt}", time.monotonic())
+        about: dict[str, Any] = {"time": time.time(), "seconds": round(seconds, 3)}
+        if isinstance(event, Report):
+            copied = bool(member.lineage) and member.lineage[-1].round == event.round
+            about |= {
+                "hyperparameters": dict(member.hyperparameters),
+                "source": member.parent if copied else None,
+                "parent": member.parent,
+            }
+        return about
+
+    def collect_garbage(self) -> None:
+        """Delete bundles that nothing still to come can ask for; what is being written now is not among them."""
+        needed = self.scheduler.reachable()
+        needed |= {bundle_name(segment.member, segment.round) for segment in self.segments.values()}
+        for place in (self.folder / "bundles").glob("member-*/round-*"):
+            if f"{place.parent.name}/{place.name}" not in needed:
+                shutil.rmtree(place, ignore_errors=True)
+
+    # the end
+
+    def export_best(self) -> Path | None:
+        """The best member as an ordinary run that can be evaluated, attacked and resumed."""
+        best = self.scheduler.best
+        if best is None or best.bundle is None:
+            return None
+        run = RunFolder(self.folder / "best")
+        if run.config_file.exists():
+            return run.path
+        source = bundle_path(self.folder, best.bundle)
+        _, manifest = read_bundle(source)
+        place = run.checkpoint(int(manifest["num_timesteps"]))
+        shutil.rmtree(place, ignore_errors=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source, place)
+        ppo = with_values(self.config.experiment.ppo, best.hyperparameters)
+        experiment = self.config.experiment.replace(ppo=ppo, steps=int(manifest["num_timesteps"]))
+        about = {
+            "population": str(self.folder),
+            "member": best.index,
+            "score": best.score,
+            "seed": experiment.seed,
+            "lineage": [asdict(ancestor) for ancestor in best.lineage],
+            "n_trials": self.config.population.population_size,
+        }
+        run.create(experiment.to_yaml(), about)
+        return run.path
+
+
+def population_digest(folder: str | Path, scheduler: PBTScheduler) -> str:
+    """One sha256 over everything that a population is: settings, scores, lineage, and every bit of every bundle."""
+    members: list[Any] = []
+    for member in scheduler.members:
+        state = member.state_dict()
+        files = None
+        if member.bundle is not None:
+            try:
+                files = read_bundle(bundle_path(Path(folder), member.bundle))[1]["files"]
+            except CheckpointError as error:
+                files = str(error)
+        members.append({**state, "files": files})
+    return digest(json.dumps(members, sort_keys=True).encode())

@@ -1,0 +1,207 @@
+"""A segment: the agent in one bundle, trained for some updates, scored, and written as another bundle.
+
+It is a pure function of files. Done again, by whomever and wherever, it gives the same bits, and the first copy to
+arrive under its name stays.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from functools import lru_cache
+from math import isfinite, nan
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecEnv
+
+from tailguard.checkpoint import read_bundle, sync_directory, write_synced
+from tailguard.errors import CheckpointError, NonFiniteError, TrainingDivergedError
+from tailguard.experiment import Experiment, experiment_config
+from tailguard.population.config import PopulationConfig, load_population
+from tailguard.population.exploit import exploit
+from tailguard.population.scheduler import Report, RunSegment
+from tailguard.population.space import with_values
+from tailguard.population.tasks import Beat
+from tailguard.ppo import DistributionalPPO
+from tailguard.yaml_files import parse_yaml
+
+AGENT, ABOUT = "agent", "segment.json"
+VALIDATION_SEED = 500_000_000
+"""Far from every training seed: where members are scored, the same for all of them."""
+
+
+def bundle_name(member: int, finished_round: int) -> str:
+    """Where a segment writes, relative to the folder of bundles."""
+    return f"member-{member:02d}/round-{finished_round:04d}"
+
+
+def segment_path(folder: Path, name: str) -> Path:
+    """The directory of a finished segment: the agent's bundle, and what it was made from."""
+    return folder / "bundles" / name
+
+
+def bundle_path(folder: Path, name: str) -> Path:
+    return segment_path(folder, name) / AGENT
+
+
+def perform_segment(payload: Mapping[str, Any], beat: Beat) -> Mapping[str, Any]:
+    """A segment as a task: plain values in, plain values out."""
+    folder, segment = Path(payload["folder"]), RunSegment(**payload["segment"])
+    report = run_segment(folder, segment, beat)
+    return {"score": report.score if isfinite(report.score) else None, "bundle": report.bundle}
+
+
+def run_segment(folder: Path, segment: RunSegment, beat: Beat = lambda: None) -> Report:
+    """Train one segment of a member of the population in `folder`, unless it has been done already."""
+    name = bundle_name(segment.member, segment.round)
+    done = finished(folder, segment)
+    if done is not None:
+        return Report(segment.member, segment.round, done, name)
+    config = load_population(folder / "config.yaml")
+    try:
+        agent, training_score = train(folder, segment, config, beat)
+        score = training_score if config.population.score == "training" else validate(agent, config, beat)
+    except (TrainingDivergedError, NonFiniteError):
+        return Report(segment.member, segment.round, nan, None)  # the worst score there is, and no step forward
+    return Report(segment.member, segment.round, write_once(agent, folder, segment, score), name)
+
+
+def train(folder: Path, segment: RunSegment, config: PopulationConfig, beat: Beat) -> tuple[DistributionalPPO, float]:
+    """The agent after the segment, and its mean return per episode while it explored."""
+    ppo = with_values(config.experiment.ppo, segment.hyperparameters)
+    # members share the machine, so each keeps to one core unless told otherwise; results do not depend on it
+    experiment = config.experiment.replace(ppo=ppo.replace(update_threads=ppo.update_threads or 1))
+    env = Experiment(experiment).training_env()
+    env.seed(segment.seed)
+    agent = begin(folder, segment, config, Experiment(experiment.replace(seed=segment.seed)), env)
+    pace = Pace(segment.updates, beat)
+    whole = max(config.total_steps, agent.num_timesteps + segment.updates * config.rollout_steps)
+    with suppress(SegmentOver):
+        agent.learn(whole - agent.num_timesteps, pace, reset_num_timesteps=False)
+    env.close()
+    return agent, pace.total_reward / (pace.n_ends + env.num_envs)
+
+
+def begin(
+    folder: Path, segment: RunSegment, config: PopulationConfig, experiment: Experiment, env: VecEnv
+) -> DistributionalPPO:
+    """The agent at the start of the segment: fresh, as it was left, or a copy of another member."""
+    if segment.bundle is None:
+        return experiment.agent(env)
+    bundle = bundle_path(folder, segment.bundle)
+    if segment.source is None:
+        return DistributionalPPO.load(bundle, env=env)
+    agent = experiment.agent(env)
+    exploit(agent, bundle, segment.hyperparameters, config.population.optimizer_exploit_strategy)
+    return agent
+
+
+class SegmentOver(Exception):  # noqa: N818 (not an error: the way out of SB3's loop between two updates)
+    """The updates of the segment are done."""
+
+
+class Pace(BaseCallback):
+    """Stops after some updates, between two of them, and gives signs of life."""
+
+    model: DistributionalPPO
+
+    def __init__(self, updates: int, beat: Beat) -> None:
+        super().__init__()
+        self.updates, self.beat = updates, beat
+        self.done, self.total_reward, self.n_ends = 0, 0.0, 0
+
+    def _on_rollout_start(self) -> None:
+        self.beat()
+        if self.done >= self.updates:
+            raise SegmentOver
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self.beat()
+        self.done += 1
+        self.total_reward += float(self.model.rollout_buffer.rewards.sum(dtype=np.float64))
+        self.n_ends += int(self.model.rollout_buffer.dones.sum())
+
+
+def validate(agent: DistributionalPPO, config: PopulationConfig, beat: Beat) -> float:
+    """Mean return per episode of the deterministic policy where no member trains; all members meet the same.
+
+    Episodes under way at the end count as they are, so the score exists also when none has ended.
+    """
+    env = validation_env(config.experiment.to_yaml())
+    env.seed(config.experiment.seed + VALIDATION_SEED)
+    observations, state, total, n_episodes = env.reset(), None, 0.0, 0
+    starts = np.ones(env.num_envs, np.bool_)
+    for step in range(config.population.score_steps):
+        seen = agent.obs_stats.normalize(np.asarray(observations))
+        actions, state = agent.predict(seen, state, starts, deterministic=True)
+        n_episodes += int(starts.sum())
+        observations, rewards, starts, _ = env.step(actions)
+        total += float(np.sum(rewards, dtype=np.float64))
+        if step % 256 == 0:
+            beat()
+    return total / n_episodes
+
+
+@lru_cache(maxsize=1)
+def validation_env(experiment_yaml: str) -> VecEnv:
+    """Built once per process; `seed` and `reset` bring it back to its beginning."""
+    experiment = experiment_config(parse_yaml(experiment_yaml, "config.yaml"))
+    return Experiment(experiment.replace(seed=experiment.seed + VALIDATION_SEED)).training_env()
+
+
+def finished(folder: Path, segment: RunSegment) -> float | None:
+    """The score of a segment that has been done, when all of it is there and from the very same inputs."""
+    place = segment_path(folder, bundle_name(segment.member, segment.round))
+    try:
+        about = json.loads((place / ABOUT).read_bytes())
+        if about["inputs"] != inputs_of(segment):
+            return None
+        read_bundle(place / AGENT)
+        return float(about["score"])
+    except (OSError, ValueError, KeyError, TypeError, CheckpointError):
+        return None  # not there, or damaged: it is made again
+
+
+def inputs_of(segment: RunSegment) -> dict[str, Any]:
+    """What determines the bits of a segment; which attempt it is does not."""
+    return {name: value for name, value in asdict(segment).items() if name != "attempt"}
+
+
+def write_once(agent: DistributionalPPO, folder: Path, segment: RunSegment, score: float) -> float:
+    """Write the segment whole under its name, unless another attempt at it was faster."""
+    place = segment_path(folder, bundle_name(segment.member, segment.round))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(mkdtemp(prefix=".segment-", dir=place.parent))
+    try:
+        agent.save(aside / AGENT)
+        write_synced(aside / ABOUT, json.dumps({"inputs": inputs_of(segment), "score": score}).encode())
+        sync_directory(aside)
+        earlier = move_in(aside, place, folder, segment)
+        sync_directory(place.parent)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return score if earlier is None else earlier
+
+
+def move_in(aside: Path, place: Path, folder: Path, segment: RunSegment) -> float | None:
+    """Rename a finished segment to its place; when one is there already, that one stays and its score is returned."""
+    try:
+        os.rename(aside, place)
+        return None
+    except OSError:
+        earlier = finished(folder, segment)
+        if earlier is None:  # what is there is damaged or of other inputs
+            shutil.rmtree(place, ignore_errors=True)
+            os.rename(aside, place)
+        return earlier
