@@ -128,11 +128,13 @@ def follow(
     record[taken:, 0] = record[taken - 1, 0] if taken else account.initial_cash
     equity = record[:, :1]
     before = np.concatenate([[[float(account.initial_cash)]], equity[:-1]])
+    reward = np.zeros_like(equity)
+    reward[:taken] = log_growth(before[:taken], equity[:taken], account.initial_cash)
     done = np.zeros((n_steps, 1), dtype=np.bool_)
     done[taken - 1 : taken] = True
     return Replay(
         bar=first + 1 + np.arange(n_steps)[:, None],
-        reward=log_growth(before, equity, account.initial_cash),
+        reward=reward,
         equity=equity,
         costs=record[:, 1:2],
         fees=record[:, 3:4],

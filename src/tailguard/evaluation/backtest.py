@@ -213,7 +213,7 @@ def cost_stress(
 def break_even_bps(bars: Bars, base: Backtest, account: AccountRules) -> float | None:
     """Cost per unit traded, in basis points, at which the decisions would have earned nothing.
 
-    0 when they lose money without any cost, infinite when no cost up to 100 % ends the profit, None without a trade.
+    0 when they lose money without any cost, 10,000 when no cost up to 100 % ends the profit, None without a trade.
     """
     if not base.turnover.any():
         return None
@@ -228,7 +228,7 @@ def break_even_bps(bars: Bars, base: Backtest, account: AccountRules) -> float |
     while growth(high) > 0.0:
         low, high = high, 4.0 * high
         if high > MAX_BREAK_EVEN_BPS:
-            return float("inf")
+            return MAX_BREAK_EVEN_BPS
     while high - low > 1e-3 * high:
         middle = 0.5 * (low + high)
         low, high = (middle, high) if growth(middle) > 0.0 else (low, middle)

@@ -1,0 +1,51 @@
+"""What training left behind in a run's folder, as a report reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """Metrics by update and alerts of a run, as its files hold them."""
+
+    rows: tuple[Mapping[str, Any], ...] = ()
+    alerts: tuple[Mapping[str, Any], ...] = ()
+    cvar_limit: float | None = None
+
+    @classmethod
+    def read(cls, folder: Path, cvar_limit: float | None = None) -> TrainingRecord:
+        """From `metrics.jsonl` and `alerts.jsonl`; what is not there is empty."""
+        return cls(tuple(json_lines(folder / "metrics.jsonl")), tuple(json_lines(folder / "alerts.jsonl")), cvar_limit)
+
+    def series(self, name: str) -> tuple[Array, Array]:
+        """Steps and values of a metric, where it was logged."""
+        found = [(row.get("step", i), row[name]) for i, row in enumerate(self.rows) if finite(row.get(name))]
+        return np.array([x for x, _ in found], dtype=np.float64), np.array([y for _, y in found], dtype=np.float64)
+
+
+def finite(value: object) -> bool:
+    return isinstance(value, int | float) and isfinite(value)
+
+
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a file; a last line torn by a kill is left out."""
+    if not path.is_file():
+        return
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            yield row
