@@ -267,14 +267,13 @@ def nice_ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten; where these are too few, round numbers."""
-    ticks = [
-        m * 10.0**power
-        for power in range(floor(log10(low)), ceil(log10(high)) + 1)
-        for m in (1.0, 2.0, 5.0)
-        if low <= m * 10.0**power <= high
-    ]
-    return ticks if 3 <= len(ticks) <= 8 else nice_ticks(low, high, 5)
+    """1, 2 and 5 times powers of ten, or powers alone, or every so many of them; round numbers where these are few."""
+    powers = range(floor(log10(low)), ceil(log10(high)) + 1)
+    for factors in ((1.0, 2.0, 5.0), (1.0,)):
+        ticks = [m * 10.0**power for power in powers for m in factors if low <= m * 10.0**power <= high]
+        if len(ticks) <= 7:
+            return ticks if len(ticks) >= 3 else nice_ticks(low, high, 5)
+    return ticks[:: ceil(len(ticks) / 6)]
 
 
 def time_ticks(first: np.datetime64, last: np.datetime64) -> list[tuple[np.datetime64, str]]:

@@ -22,7 +22,10 @@ class Definition(NamedTuple):
 
 
 def percent(value: float, digits: int = 1) -> str:
-    return f"{value:.{digits}%}" if isfinite(value) else "n/a"
+    """'12.3%'; beyond a hundredfold, where percent says little, '250 fold'."""
+    if not isfinite(value):
+        return "n/a"
+    return f"{value:.{digits}%}" if value < 100.0 else f"{value:,.0f} fold" if value < 1e6 else f"{value:.1e} fold"
 
 
 def ratio(value: float) -> str:

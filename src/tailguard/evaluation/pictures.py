@@ -147,18 +147,11 @@ def risk_charts(assessment: Assessment, training: TrainingRecord) -> list[Chart]
 
 def cost_charts(assessment: Assessment) -> list[Chart]:
     names = [stress.name for stress in assessment.stress]
-    values = [measures.total_return(stress.result.returns) for stress in assessment.stress]
-    said = ", ".join(f"{name} {percent(value)}" for name, value in zip(names, values, strict=True))
-    chart = charts.bar_chart("Total return of the same decisions at other costs", f"{said}.", names, values, percent)
-    return [
-        Chart(
-            "costs",
-            "The same decisions at other costs",
-            chart,
-            (),
-            "Only the costs differ; the last one trades one bar late.",
-        )
-    ]
+    values = [measures.sharpe(stress.result.returns, assessment.strategy.bars_per_year) for stress in assessment.stress]
+    said = ", ".join(f"{name} {value:.2f}" for name, value in zip(names, values, strict=True))
+    title = "Sharpe ratio of the same decisions at other costs"
+    chart = charts.bar_chart(title, f"{said}.", names, values, lambda v: f"{v:.2f}")
+    return [Chart("costs", title, chart, (), "Only the costs differ; the last one trades one bar late.")]
 
 
 def behaviour_charts(assessment: Assessment) -> list[Chart]:

@@ -240,11 +240,15 @@ def month_table(own: Backtest) -> list[tuple[int, list[Month], str]]:
     rows = []
     for year, months in zip(found.years, found.table, strict=True):
         cells = [
-            Month("", "") if np.isnan(value) else Month(f"{value:+.1%}", shade_of(value / scale if scale else 0.0))
+            Month("", "") if np.isnan(value) else Month(signed(value), shade_of(value / scale if scale else 0.0))
             for value in months.tolist()
         ]
-        rows.append((year, cells, f"{np.nanprod(1.0 + months) - 1.0:+.1%}"))
+        rows.append((year, cells, signed(float(np.nanprod(1.0 + months) - 1.0))))
     return rows
+
+
+def signed(value: float) -> str:
+    return ("+" if value > 0.0 else "") + percent(value)
 
 
 def shade_of(share: float) -> str:
