@@ -1,8 +1,8 @@
 """An experiment: where an agent trains, with which settings, for how long, from which seed.
 
 `ExperimentConfig` is what a YAML file or the command line says, complete and checked; `Experiment` builds from it the
-environment and the agent. Where the environment comes from is a `Task` (a preset, a Gymnasium id): a task brings its
-own defaults, and everything the user says goes on top of them.
+environment and the agent. Where the environment comes from is a `Task` (a preset, a Gymnasium id, a user's own bars): a
+task brings its own defaults, and everything the user says goes on top of them.
 
     config = experiment_config({"preset": "regime", "steps": 100_000}, overrides=["ppo.gamma=0.95"])
     agent = Experiment(config).agent()
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,23 +22,30 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv
 
 from tailguard.configuration import Config, NonNegativeInt, PositiveInt
-from tailguard.env import TradingVecEnv, oracle_env
+from tailguard.env import Costs, TradingVecEnv, oracle_env
+from tailguard.env.dataset import DataConfig, Dataset, Default, data_defaults, nested_defaults, read_bars, split_of
 from tailguard.errors import ConfigError, did_you_mean
+from tailguard.market import Bars
 from tailguard.policy import PolicyConfig
 from tailguard.ppo import DistributionalPPO, PPOConfig
 from tailguard.ppo.saving import fingerprint
-from tailguard.presets import Preset, preset
+from tailguard.presets import Preset, preset, trading_config
 from tailguard.run import CheckpointConfig
 from tailguard.yaml_files import parse_yaml, read_yaml, write_yaml
 
+PASSES, LEAST_STEPS, MOST_STEPS = 25, 200_000, 1_000_000
+"""Own bars: how often training passes over each bar, within these bounds of environment steps."""
+
 
 class ExperimentConfig(Config):
-    """Everything about a training run. Exactly one of the sources (`preset`, `gym_env`) is given."""
+    """Everything about a training run. Exactly one of the sources (`preset`, `gym_env`, `data`) is given."""
 
     preset: str | None = None
     """An embedded market and its settings (`tailguard.presets`)."""
     gym_env: str | None = None
     """A registered Gymnasium environment, such as CartPole-v1."""
+    data: DataConfig | None = None
+    """A user's own bars (`tailguard.env.dataset`)."""
     policy: str = "MlpLstmPolicy"
     """MlpLstmPolicy, or MlpPolicy without memory."""
     policy_kwargs: PolicyConfig = PolicyConfig()
@@ -108,9 +116,49 @@ class GymTask:
         return make_vec_env(self.name, n_envs, seed=seed)
 
 
+@dataclass(frozen=True)
+class DataTask:
+    """A user's own bars: what is not said is chosen from them, and `choices` says why."""
+
+    given: Mapping[str, Any]
+
+    @property
+    def config(self) -> DataConfig:
+        return DataConfig(**merged(nested_defaults(self.choices), self.given))
+
+    @property
+    def name(self) -> str:
+        return Path(self.config.files[0]).stem
+
+    @cached_property
+    def bars(self) -> Bars:
+        return read_bars(DataConfig(**{**self.given, "costs": Costs()}))
+
+    @cached_property
+    def choices(self) -> tuple[Default, ...]:
+        """Settings that these bars ask for, unless the user sets them."""
+        return data_defaults(self.bars, {name: value for name, value in self.given.items() if name != "costs"})
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        return Dataset.of(self.config, self.bars)
+
+    def defaults(self) -> dict[str, Any]:
+        n_train = len(split_of(self.config, len(self.bars)).train)
+        return {
+            "data": nested_defaults(self.choices),
+            "n_envs": 64,
+            "steps": min(max(PASSES * n_train, LEAST_STEPS), MOST_STEPS),
+            "ppo": trading_config().model_dump(mode="json"),
+        }
+
+    def env(self, n_envs: int, seed: int) -> VecEnv:
+        return self.dataset.training_env(n_envs, seed)
+
+
 def task_of(settings: Mapping[str, Any]) -> Task:
     """The task that (possibly unchecked) settings name."""
-    sources = {name: settings.get(name) for name in ("preset", "gym_env")}
+    sources = {name: settings.get(name) for name in ("preset", "gym_env", "data")}
     given = {name: value for name, value in sources.items() if value is not None}
     if len(given) != 1:
         found = f"{' and '.join(given)} are both given" if given else "nothing says where to train"
@@ -118,6 +166,12 @@ def task_of(settings: Mapping[str, Any]) -> Task:
             f"{found.capitalize()}: give exactly one of {', '.join(sources)}, for example --preset regime."
         )
     ((source, name),) = given.items()
+    if source == "data":
+        if isinstance(name, DataConfig):
+            name = name.model_dump(mode="json")
+        if not isinstance(name, Mapping):
+            raise ConfigError(f"data={name!r}: expected settings, such as {{files: [bars.csv], tz: UTC}}.")
+        return DataTask(name)
     if not isinstance(name, str):
         raise ConfigError(f"{source}={name!r}: expected a name.")
     return PresetTask(preset(name)) if source == "preset" else GymTask(registered(name))
@@ -176,9 +230,9 @@ class Experiment:
 
     config: ExperimentConfig
 
-    @property
+    @cached_property
     def task(self) -> Task:
-        return task_of({"preset": self.config.preset, "gym_env": self.config.gym_env})
+        return task_of({name: getattr(self.config, name) for name in ("preset", "gym_env", "data")})
 
     def training_env(self) -> VecEnv:
         """A fresh environment, at the start of its first episodes."""

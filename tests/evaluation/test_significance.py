@@ -88,14 +88,14 @@ def test_moments_from_prefix_sums_are_those_of_the_resampled_series():
 
 
 def test_the_interval_covers_the_true_sharpe_ratio_as_often_as_it_says():
-    """Over 300 draws 95 % is 285 +- 4 when the interval is exact; the percentile method falls a little short."""
+    """Over 200 draws 95 % is 190 +- 3 when the interval is exact; the percentile method falls a little short."""
     rng, covered = np.random.default_rng(7), 0
-    for i in range(300):
-        r = rng.normal(0.0005, 0.01, 500)
-        moments = significance.bootstrap_moments(r, n_resamples=300, seed=i)
+    for i in range(200):
+        r = rng.normal(0.0005, 0.01, 300)
+        moments = significance.bootstrap_moments(r, n_resamples=200, seed=i)
         interval = significance.sharpe_interval(moments, measures.sharpe(r, 252.0), 252.0)
         covered += interval.low <= 0.05 * np.sqrt(252) <= interval.high
-    assert 270 <= covered <= 296
+    assert 178 <= covered <= 199
 
 
 def test_autocorrelated_returns_widen_the_interval():

@@ -59,6 +59,11 @@ def demo(
 def train(
     config: Annotated[Path | None, typer.Argument(help="YAML file; everything else goes on top of it.")] = None,
     preset: Annotated[str | None, typer.Option(help="Embedded market: regime, regime_hard, signal, ...")] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Your own bars: CSV, parquet or feather; repeat for several files.")
+    ] = None,
+    tz: Annotated[str | None, typer.Option(help="Time zone of naive stamps in --data, such as UTC.")] = None,
+    stamp: Annotated[str | None, typer.Option(help="Whether bars of --data are stamped at `open` or `close`.")] = None,
     steps: Annotated[int | None, typer.Option(help="Environment steps; the preset's own by default.")] = None,
     seed: Annotated[int | None, typer.Option(help="Root of every random stream.")] = None,
     run: Annotated[str | None, typer.Option(help="Name of the folder under runs/, or a path.")] = None,
@@ -70,15 +75,24 @@ def train(
         bool, typer.Option("--json", help="Print one JSON line per update instead of the display.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
+    report: Annotated[
+        bool | None, typer.Option(help="Examine the agent at the end and write report.html; on for --data.")
+    ] = None,
 ) -> None:
     """Train an agent in a run folder. Ctrl-C or SIGTERM stop it with a checkpoint.
 
     Example: tailguard train --preset regime --steps 200000 --seed 1 --run first --set ppo.gamma=0.95
+
+    Example: tailguard train --data bars.csv --tz UTC
     """
     from tailguard.cli.train import start
 
     given = {name: value for name, value in (("preset", preset), ("steps", steps), ("seed", seed)) if value is not None}
-    start(config, given, set_ or [], run, "quiet" if quiet else "json" if json_ else "live", dry_run)
+    if data:
+        files = [str(file.resolve()) for file in data]
+        bars: dict[str, object] = {"files": files, "tz": tz, "stamp": stamp}
+        given["data"] = {name: value for name, value in bars.items() if value is not None}  # type: ignore[assignment]
+    start(config, given, set_ or [], run, "quiet" if quiet else "json" if json_ else "live", dry_run, report)
 
 
 @app.command()
@@ -96,6 +110,40 @@ def resume(
     from tailguard.cli.train import go_on
 
     go_on(run, "quiet" if quiet else "json" if json_ else "live")
+
+
+@app.command()
+def evaluate(
+    run: Annotated[str, typer.Argument(help="Name of the folder under runs/, or a path.")],
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Bars the agent has never seen; all of them are test. May be repeated.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Part of the run's own bars: test, validation or train.")] = "test",
+    weights: Annotated[
+        Path | None, typer.Option(help="Also write the target weights, for another backtester (.parquet, .csv).")
+    ] = None,
+) -> None:
+    """Backtest the newest agent of a run out of sample and write runs/RUN/report.html. Each look is a trial.
+
+    Example: tailguard evaluate first --weights weights.parquet
+    """
+    from tailguard.cli.evaluate import evaluate_run
+
+    evaluate_run(run, data or [], split, weights)
+
+
+@app.command()
+def report(
+    run: Annotated[str, typer.Argument(help="Name of the folder under runs/, or a path.")],
+    split: Annotated[str, typer.Option(help="Which evaluation: test, validation or train.")] = "test",
+) -> None:
+    """Write runs/RUN/report.html again from the last evaluation, with the trials counted anew.
+
+    Example: tailguard report first
+    """
+    from tailguard.cli.evaluate import report_run
+
+    report_run(run, split)
 
 
 def main() -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import typer
 
+from tailguard.cli.evaluate import conclude, introduce
 from tailguard.cli.progress import Display, display_of
 from tailguard.errors import TailguardError
+from tailguard.examination import remember
 from tailguard.experiment import Experiment, load_experiment
 from tailguard.ppo import DistributionalPPO
 from tailguard.run import RunFolder, StoppedNow, resumed, run_path, train
@@ -23,6 +25,7 @@ def start(
     run: str | None,
     kind: str,
     dry_run: bool,
+    report: bool | None = None,
 ) -> None:
     """Begin a run."""
     config = load_experiment(config_file, given, overrides)
@@ -31,11 +34,14 @@ def start(
         return
     experiment = Experiment(config)
     folder = RunFolder(run_path(run) if run is not None else free_path(f"{experiment.task.name}-{config.seed}"))
+    display = display_of(kind)
     with folder.lock():
+        introduce(experiment, display.notice)
         env = experiment.training_env()
         agent = experiment.agent(env)
         folder.create(config.to_yaml(), experiment.manifest(env, sys.argv))
-        run_on(agent, experiment, folder, display_of(kind))
+        remember(experiment.task, folder.path)
+        run_on(agent, experiment, folder, display, report)
 
 
 def go_on(run: str, kind: str) -> None:
@@ -49,7 +55,9 @@ def go_on(run: str, kind: str) -> None:
         run_on(agent, experiment, folder, display)
 
 
-def run_on(agent: DistributionalPPO, experiment: Experiment, folder: RunFolder, display: Display) -> None:
+def run_on(
+    agent: DistributionalPPO, experiment: Experiment, folder: RunFolder, display: Display, report: bool | None = None
+) -> None:
     """Train to the end or to a stop, and say where things are."""
     config = experiment.config
     again = f"tailguard resume {folder.name if run_path(folder.name) == folder.path else folder.path}"
@@ -63,6 +71,7 @@ def run_on(agent: DistributionalPPO, experiment: Experiment, folder: RunFolder, 
         raise type(error)(f"{error}\nWhat was saved is intact; `{again}` goes on from the last checkpoint.") from error
     if outcome.finished:
         display.notice(f"trained {outcome.step:,} steps; the agent is in {outcome.checkpoint}")
+        conclude(experiment, folder, display.notice, report)
     else:
         display.notice(f"stopped at step {outcome.step:,} of {config.steps:,}; go on with `{again}`")
 

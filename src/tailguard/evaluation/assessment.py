@@ -180,8 +180,8 @@ def calibrated(strategy: Backtest, levels: Array | None, gamma: float) -> Calibr
     if strategy.quantiles is None or levels is None or gamma >= 1.0:
         return None
     horizon = int(np.ceil(np.log(1e-3) / np.log(gamma))) if gamma > 0.0 else 1
-    usable = len(strategy) - horizon
-    if usable < 20:
+    asked = np.flatnonzero(np.isfinite(strategy.quantiles[: max(len(strategy) - horizon, 0)]).all(axis=1))
+    if len(asked) < 20:
         return None
     rewards = np.log(np.maximum(1.0 + strategy.returns, 1e-3))
     realised = np.zeros(len(rewards))
@@ -189,8 +189,8 @@ def calibrated(strategy: Backtest, levels: Array | None, gamma: float) -> Calibr
     for t in range(len(rewards) - 1, -1, -1):
         total = rewards[t] + gamma * total
         realised[t] = total
-    below = (realised[:usable, None] <= strategy.quantiles[:usable]).mean(axis=0)
-    return Calibration(tuple(float(x) for x in levels), tuple(float(x) for x in below), usable)
+    below = (realised[asked, None] <= strategy.quantiles[asked]).mean(axis=0)
+    return Calibration(tuple(float(x) for x in levels), tuple(float(x) for x in below), len(asked))
 
 
 def leak_tests(
@@ -230,6 +230,7 @@ def table(assessment: Assessment) -> pl.DataFrame:
     """Bar by bar, with names a user can read elsewhere."""
     own = assessment.strategy
     columns: dict[str, Any] = {
+        "decided": pl.Series(own.decided.astype("datetime64[ms]")).dt.replace_time_zone("UTC"),
         "ts": pl.Series(own.ts.astype("datetime64[ms]")).dt.replace_time_zone("UTC"),
         "return": own.returns,
         "cost": own.costs,
@@ -266,6 +267,11 @@ def scalars(assessment: Assessment) -> dict[str, Any]:
     }
 
 
+def stamps_of(column: pl.Series) -> npt.NDArray[np.datetime64]:
+    """A zone-aware column as numpy stamps in UTC."""
+    return column.dt.replace_time_zone(None).to_numpy().astype("datetime64[ms]")
+
+
 def load(folder: Path, name: str) -> Assessment:
     """Read what `save` wrote."""
     text, rows = folder / f"{name}.json", folder / f"{name}.parquet"
@@ -280,7 +286,8 @@ def load(folder: Path, name: str) -> Assessment:
         symbols=symbols,
         bars_per_year=float(said["bars_per_year"]),
         first=int(said["first"]),
-        ts=frame["ts"].dt.replace_time_zone(None).to_numpy().astype("datetime64[ms]"),
+        ts=stamps_of(frame["ts"]),
+        decided=stamps_of(frame["decided"]),
         returns=frame["return"].to_numpy(),
         costs=frame["cost"].to_numpy(),
         turnover=frame["turnover"].to_numpy(),

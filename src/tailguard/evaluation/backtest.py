@@ -23,6 +23,7 @@ Array = npt.NDArray[np.float64]
 
 BPS = 1e-4
 MAX_BREAK_EVEN_BPS = 10_000.0
+QUANTILE_ROWS = 2_000
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Backtest:
     """Bar of the first decision, in the bars it was run on."""
     ts: npt.NDArray[np.datetime64]
     """(S,) UTC, the close at which the row's return was earned."""
+    decided: npt.NDArray[np.datetime64]
+    """(S,) UTC, the close at which its decision was made; it is filled at the next open."""
     returns: Array
     """(S,) simple, net of costs."""
     costs: Array
@@ -46,7 +49,8 @@ class Backtest:
     targets: Array
     """(S, A) decided at its beginning."""
     quantiles: Array | None = None
-    """(S, Q) of the return from here on that the critics predicted at its beginning, in reward units."""
+    """(S, Q) of the return from here on that the critics predicted at its beginning, in reward units; NaN where they
+    were not asked."""
 
     def __len__(self) -> int:
         return len(self.returns)
@@ -68,19 +72,22 @@ class Backtest:
 
 
 class Recorder:
-    """A policy that keeps what it was asked and answered; the one inside does the thinking."""
+    """A policy that keeps what it answered; the one inside does the thinking.
 
-    def __init__(self, policy: Policy, with_quantiles: bool) -> None:
-        self.policy = policy
-        self.read_quantiles = getattr(policy, "predict_quantiles", None) if with_quantiles else None
+    quantiles_every: how often the critics are asked for their quantiles too, in steps; 0 for never
+    """
+
+    def __init__(self, policy: Policy, quantiles_every: int = 0) -> None:
+        self.policy, self.every = policy, quantiles_every
         self.actions: list[npt.NDArray[Any]] = []
-        self.quantiles: list[npt.NDArray[Any]] = []
+        self.quantiles: dict[int, npt.NDArray[Any]] = {}
 
     def predict(
         self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = True
     ) -> tuple[npt.NDArray[Any], Any]:
-        if self.read_quantiles is not None:
-            self.quantiles.append(self.read_quantiles(observation, state, episode_start)[0])
+        step, read = len(self.actions), getattr(self.policy, "predict_quantiles", None)
+        if self.every and read is not None and step % self.every == 0:
+            self.quantiles[step] = read(observation, state, episode_start)[0]
         predict = getattr(self.policy, "predict", None)
         if predict is None:
             action, after = self.policy(observation), None  # type: ignore[operator]
@@ -88,6 +95,16 @@ class Recorder:
             action, after = predict(observation, state=state, episode_start=episode_start, deterministic=deterministic)
         self.actions.append(np.asarray(action, dtype=np.float64).reshape(-1))
         return np.asarray(action), after
+
+    def quantile_rows(self, skip: int) -> Array | None:
+        """(S, Q) after the first `skip` steps, NaN where the critics were not asked; None if they never were."""
+        found = {step - skip: law for step, law in self.quantiles.items() if step >= skip}
+        if not found:
+            return None
+        rows = np.full((len(self.actions) - skip, len(next(iter(found.values())))), np.nan)
+        for step, law in found.items():
+            rows[step] = law
+        return rows
 
 
 def backtest(
@@ -103,19 +120,43 @@ def backtest(
 
     policy:  a model with SB3's `predict`, or a function of observations
     warm_up: bars before `start` that the policy watches without trading, so that a recurrent one has a memory
+    with_quantiles: also ask a model's `predict_quantiles`, at about two thousand bars spread over the stretch
     """
     if not (0 <= start - warm_up <= start < stop < len(env.bars)):
         raise ConfigError(
             f"A backtest of bars {start} to {stop} with a warm-up of {warm_up} does not fit {len(env.bars)} bars: it "
             f"needs {warm_up} bars before and one after."
         )
-    recorder = Recorder(policy, with_quantiles)
+    recorder = Recorder(policy, max(1, (stop - start) // QUANTILE_ROWS) if with_quantiles else 0)
     replay(sequential(env, start - warm_up, stop + 1), recorder, stop - start, warm_up=warm_up)
     targets = np.stack(recorder.actions[warm_up:])
     result = follow_targets(env.bars, targets, start, costs=env.config.costs, account=env.config.account)
-    if recorder.quantiles:
-        result = replace(result, quantiles=np.stack(recorder.quantiles[warm_up:]).astype(np.float64))
-    return result
+    return replace(result, quantiles=recorder.quantile_rows(warm_up))
+
+
+def backtest_periods(env: TradingVecEnv, policy: Policy, start: int, stop: int, period: int) -> Backtest:
+    """Like `backtest` for a policy that sees the time left of its episode: one episode of `period` bars after another.
+
+    Each episode decides from cash with a fresh memory, as in training; the decisions are then followed by one account
+    from the first to the last bar, which carries its positions over. Only whole periods are run.
+    """
+    n_periods = (stop - start) // period
+    if n_periods < 1:
+        raise ConfigError(f"Bars {start} to {stop} do not hold one period of {period} bars.")
+    several = TradingVecEnv(
+        env.bars,
+        env._rows.reshape(len(env.bars), len(env.bars.symbols), -1),
+        env.feature_names,
+        n_envs=n_periods,
+        look_back=env.look_back,
+        starts=start + period * np.arange(n_periods),
+        config=env.config.replace(episode_length=period),
+    )
+    recorder = Recorder(policy)
+    replay(several, recorder, period)
+    by_step = np.stack(recorder.actions).reshape(period, n_periods, -1)
+    targets = by_step.swapaxes(0, 1).reshape(period * n_periods, -1)
+    return follow_targets(env.bars, targets, start, costs=env.config.costs, account=env.config.account)
 
 
 def follow_targets(
@@ -138,6 +179,7 @@ def follow_targets(
         bars_per_year=bars.bars_per_year,
         first=first,
         ts=bars.ts[first + 1 : first + 1 + len(equity)] + bars.step,
+        decided=bars.ts[first : first + len(equity)] + bars.step,
         returns=np.divide(equity, before, out=np.ones_like(equity), where=solvent) - 1.0,
         costs=np.divide(record.costs[:, 0], before, out=np.zeros_like(equity), where=solvent),
         turnover=record.turnover[:, 0],

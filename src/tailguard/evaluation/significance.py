@@ -20,6 +20,7 @@ from tailguard.errors import ConfigError
 Array = npt.NDArray[np.float64]
 
 EULER = 0.5772156649015329
+MOST_BLOCKS = 1_000
 
 
 class Interval(NamedTuple):
@@ -85,14 +86,15 @@ def bootstrap_moments(
     """Moments over resamples made of blocks of geometric length, wrapped around the end.
 
     A block enters only through its sums, which two prefix sums give, so a resample costs as many operations as it has
-    blocks, not bars.
+    blocks, not bars. Unless `block_bars` says otherwise there are about a thousand of them at most: longer blocks than
+    needed are harmless while there are many.
     """
     r = np.asarray(returns, dtype=np.float64)
     b = np.zeros_like(r) if benchmark is None else np.asarray(benchmark, dtype=np.float64)
     n = len(r)
     if n < 2 or len(b) != n:
         raise ConfigError(f"A bootstrap needs two bars or more and a benchmark on the same bars: {n} and {len(b)}.")
-    block = optimal_block_bars(r) if block_bars is None else float(block_bars)
+    block = max(optimal_block_bars(r), n / MOST_BLOCKS) if block_bars is None else float(block_bars)
     rng = np.random.default_rng(seed)
     columns = np.stack([r, r * r, b, b * b, r * b])
     prefix = np.concatenate([np.zeros((5, 1)), np.cumsum(np.concatenate([columns, columns], axis=1), axis=1)], axis=1)

@@ -1,0 +1,109 @@
+"""`tailguard evaluate`, `tailguard report`, and what `tailguard train` says about data before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import get_args
+
+import typer
+
+from tailguard.env.dataset import Part
+from tailguard.errors import ConfigError, did_you_mean
+from tailguard.evaluation.assessment import Assessment
+from tailguard.evaluation.definitions import percent, ratio
+from tailguard.evaluation.report import break_even_words
+from tailguard.examination import examine, report_file, rewrite_report, write_weights
+from tailguard.experiment import DataTask, Experiment, GymTask
+from tailguard.market.splits import picture
+from tailguard.run import RunFolder, run_path
+
+Say = Callable[[str], object]
+
+
+def evaluate_run(run: str, files: Sequence[Path], split: str, weights: Path | None) -> None:
+    """Examine the newest agent of a run and write its report."""
+    folder = RunFolder(run_path(run))
+    if weights is not None and weights.suffix not in (".parquet", ".pq", ".csv"):
+        raise ConfigError(f"--weights {weights}: write to a .parquet or a .csv file.")
+    found = examine(folder, part_of(split), [str(file) for file in files])
+    for line in summary(found):
+        typer.echo(line)
+    if weights is not None:
+        write_weights(found, weights)
+        typer.echo(f"target weights in {weights}, to be filled at the open after each stamp")
+    typer.echo(f"report in {report_file(folder)}")
+
+
+def report_run(run: str, split: str) -> None:
+    """Write the report of a run again."""
+    typer.echo(f"report in {rewrite_report(RunFolder(run_path(run)), part_of(split))}")
+
+
+def part_of(split: str) -> Part:
+    parts = get_args(Part)
+    if split not in parts:
+        raise ConfigError(f"--split {split}.{did_you_mean(split, parts)} Parts: {', '.join(parts)}.")
+    return split  # type: ignore[return-value]
+
+
+def introduce(experiment: Experiment, say: Say) -> None:
+    """Before training on a user's own bars: what was read, what was chosen and why, what trading will cost."""
+    task = experiment.task
+    if not isinstance(task, DataTask):
+        return
+    data = task.dataset
+    say(f"{data.bars!r}")
+    for note in data.bars.notes[:6]:
+        say(f"  {note}")
+    for choice in task.choices:
+        said = experiment.config.data
+        if said is not None and f"{choice.value:g}" == f"{setting_of(said, choice.setting):g}":
+            say(f"  data.{choice.setting} = {choice.value:g}: {choice.reason}")
+    costs = data.config.costs
+    say(
+        f"costs: fee {costs.fee_bps:g}, half spread {costs.half_spread_bps:g}, slippage {costs.slippage_bps:g} bps of "
+        f"each trade; impact {costs.impact:g}; borrow {costs.borrow_bps_per_year:g} bps a year "
+        f"(change: --set data.costs.fee_bps=5)"
+    )
+    sizes = [("train", data.split.train), ("validation", data.split.validation), ("test", data.split.test)]
+    say("splits: " + ", ".join(f"{name} {len(part):,} bars" for name, part in sizes if part is not None))
+    say(f"  {picture(data.split)}")
+
+
+def setting_of(config: object, path: str) -> float:
+    for name in path.split("."):
+        config = getattr(config, name)
+    return float(config)  # type: ignore[arg-type]
+
+
+def conclude(experiment: Experiment, folder: RunFolder, say: Say, wanted: bool | None) -> None:
+    """After training: examine the agent out of sample and say where the report is.
+
+    wanted: None examines agents of a user's own bars; for an embedded market it says how.
+    """
+    if isinstance(experiment.task, GymTask) or wanted is False:
+        return
+    if wanted is None and not isinstance(experiment.task, DataTask):
+        say(f"examine it on a fresh draw with `tailguard evaluate {folder.name}`")
+        return
+    found = examine(folder)
+    for line in summary(found):
+        say(line)
+    say(f"report in {report_file(folder)}")
+
+
+def summary(found: Assessment) -> list[str]:
+    """The first screen of the report in a few lines."""
+    verdict, own = found.verdict, found.strategy
+    lines = [
+        f"{verdict.headline}. {' '.join(verdict.reasons)}",
+        f"  {found.subject.split}, {len(own):,} bars ({own.bars_per_year:,.0f} per year): "
+        f"Sharpe {ratio(verdict.sharpe.estimate)}, "
+        f"deflated {percent(verdict.deflated_sharpe)} after {verdict.n_trials} "
+        f"{'trial' if verdict.n_trials == 1 else 'trials'}, turnover {own.turnover_per_year:,.0f} a year, "
+        f"break-even cost {break_even_words(found)}",
+    ]
+    if found.optimum is not None and found.optimum.fraction is not None:
+        lines.append(f"  fraction of the optimum: {found.optimum.fraction:.1%}")
+    return lines

@@ -1,0 +1,308 @@
+"""Examining a run: its agent on bars it has not learned from, down to the files of an assessment and the report.
+
+assessment = examine(folder)                       # test of the run's own data, or a fresh draw of its market
+assessment = examine(folder, files=["new.csv"])    # bars of another file, seen with the scaler of the training
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tailguard.checkpoint import write_file
+from tailguard.env import TradingVecEnv
+from tailguard.env.dataset import DataConfig, Dataset, Part, read_bars
+from tailguard.env.oracle import oracle_config
+from tailguard.env.replay import Policy
+from tailguard.errors import ConfigError, DataError
+from tailguard.evaluation import assessment as assessments
+from tailguard.evaluation import ledger
+from tailguard.evaluation.assessment import Assessment, OptimumFound, Subject, assess, trial_of
+from tailguard.evaluation.backtest import Backtest, backtest, backtest_periods
+from tailguard.evaluation.report import write_report
+from tailguard.evaluation.training_record import TrainingRecord
+from tailguard.evaluation.verdict import judge
+from tailguard.experiment import DataTask, Experiment, ExperimentConfig, PresetTask, load_experiment
+from tailguard.market import Bars
+from tailguard.market.features import FeatureScaler, FeatureSet
+from tailguard.market.splits import picture
+from tailguard.ppo import DistributionalPPO
+from tailguard.run import RunFolder
+
+Array = npt.NDArray[np.float64]
+
+EXAM_BARS = 10_000
+"""Length of the fresh draw on which an agent of an embedded market is examined."""
+EXAM_SEED = 1_000_000
+"""Added to the seed of the run, so that no training draw is an exam."""
+SCALER_FILE = "scaler.json"
+MOST_COMPARED_TRIALS = 49
+PERIODIC = ("time_left", "period_return")
+
+
+@dataclass(frozen=True)
+class Exam:
+    """Bars to be examined on, and everything about them that the report says."""
+
+    env: TradingVecEnv
+    start: int
+    stop: int
+    warm_up: int
+    source: str
+    data: str
+    split: str
+    features: Callable[[Bars], npt.NDArray[Any]]
+    facts: tuple[tuple[str, str], ...] = ()
+    period: int | None = None
+    """Bars of an episode, for agents that see how much of it is left."""
+    best_policy: Policy | None = None
+    best_expected: float = 0.0
+
+    def run(self, policy: Policy, *, with_quantiles: bool = False) -> Backtest:
+        """Decide from start to stop; an agent that counts the time of its episodes goes from one to the next."""
+        if self.period is not None:
+            return backtest_periods(self.env, policy, self.start, self.stop, self.period)
+        return backtest(self.env, policy, self.start, self.stop, warm_up=self.warm_up, with_quantiles=with_quantiles)
+
+
+def preset_exam(task: PresetTask, seed: int) -> Exam:
+    """A draw of the market that no training sees."""
+    market = task.preset.market
+    config = oracle_config(market)
+    bars = market.bars(EXAM_BARS, EXAM_SEED + seed)
+    env = TradingVecEnv(bars, market.features(bars), market.feature_names, look_back=market.look_back, config=config)
+    constants = market.model_dump_json()
+    period = period_of(config.agent_state, config.episode_length)
+    return Exam(
+        env=env,
+        start=market.look_back + 64,
+        stop=EXAM_BARS - 2,
+        warm_up=64,
+        source=f"embedded market {task.name!r}",
+        data=f"embedded:{task.name}:{digest_of(constants)}",
+        split="test",
+        features=market.features,
+        facts=(
+            ("Market", constants),
+            ("Draw", f"{EXAM_BARS:,} bars from seed {EXAM_SEED + seed}; training used {seed}"),
+        ),
+        period=period,
+        best_policy=None if period else market.policy(),
+        best_expected=market.optimum.reward_per_step,
+    )
+
+
+def data_exam(data: Dataset, part: Part, source: str) -> Exam:
+    """A part of a user's own bars."""
+    segment = data.segment(part)
+    scaled = FeatureSet(data.config.features)
+    facts = [
+        ("Bars", repr(data.bars)),
+        ("Taken from the files", "; ".join(data.bars.notes) or "nothing to say"),
+        ("Features", f"{', '.join(data.config.features)}; they look back {data.look_back} bars"),
+        ("Warm-up of the memory", f"{segment.start - segment.warm_start} bars without trading"),
+    ]
+    if len(data.split.train):
+        rows = data.split.train
+        facts.append(("Scaler", f"fitted on bars {rows.start:,} to {rows.stop - 1:,}, which are train"))
+        facts.append(("Splits (t train, v validation, T test, w unused)", picture(data.split, 60)))
+    else:
+        facts.append(("Scaler", "that of the training"))
+    return Exam(
+        env=data.exam_env(),
+        start=segment.start,
+        stop=segment.stop,
+        warm_up=segment.start - segment.warm_start,
+        source=source,
+        data=data.bars.digest(),
+        split=part,
+        features=lambda bars: data.scaler(scaled(bars)),
+        facts=tuple(facts),
+        period=period_of(data.config.agent_state, data.config.episode_length),
+    )
+
+
+def period_of(agent_state: Sequence[str], episode_length: int | None) -> int | None:
+    """The length of an episode where the agent sees its own place in it."""
+    return episode_length if any(state in agent_state for state in PERIODIC) else None
+
+
+def exam_of(experiment: Experiment, folder: Path, part: Part = "test", files: Sequence[str] = ()) -> Exam:
+    """What a run is examined on."""
+    task = experiment.task
+    if isinstance(task, PresetTask) and not files:
+        if part != "test":
+            raise ConfigError(f"An embedded market has no {part} part: every exam is a fresh draw. Leave out --split.")
+        return preset_exam(task, experiment.config.seed)
+    if not isinstance(task, DataTask):
+        raise ConfigError(
+            "Only agents trained on bars can be examined on bars: this run trained on "
+            f"{task.name!r}. Train with --data FILE, or on a preset and leave out --data."
+        )
+    if files:
+        return data_exam(unseen(task.config, files, folder), "test", ", ".join(Path(file).name for file in files))
+    return data_exam(task.dataset, part, ", ".join(Path(file).name for file in task.config.files))
+
+
+def unseen(config: DataConfig, files: Sequence[str], folder: Path) -> Dataset:
+    """Bars of other files, in the order of symbols that the agent knows, with the scaler of its training."""
+    known, scaler = remembered(folder)
+    bars = read_bars(config.replace(files=tuple(files)))
+    if set(bars.symbols) != set(known) and len(known) > 1:
+        raise DataError(
+            f"The agent was trained on {list(known)[:10]}, the files hold {list(bars.symbols)[:10]}. An agent of "
+            f"several symbols needs the same ones."
+        )
+    if len(bars.symbols) != len(known):
+        raise DataError(f"The agent trades {len(known)} symbol, the files hold {len(bars.symbols)}. Pick one of them.")
+    return Dataset.unseen(config, reordered(bars, known) if len(known) > 1 else bars, scaler)
+
+
+def reordered(bars: Bars, symbols: Sequence[str]) -> Bars:
+    """The same bars with their columns in another order."""
+    order = [bars.symbols.index(symbol) for symbol in symbols]
+    panel = (bars.open, bars.high, bars.low, bars.close, bars.volume, bars.tradable)
+    return Bars.from_arrays(bars.ts, symbols, *(values[:, order] for values in panel), step=bars.step)
+
+
+def remember(task: object, folder: Path) -> None:
+    """What new bars will need: the symbols and the scaler of the training."""
+    if isinstance(task, DataTask):
+        said = {"symbols": list(task.bars.symbols), "scaler": task.dataset.scaler.state_dict()}
+        write_file(folder / SCALER_FILE, json.dumps(said, indent=1).encode())
+
+
+def remembered(folder: Path) -> tuple[tuple[str, ...], FeatureScaler]:
+    path = folder / SCALER_FILE
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing, so new bars cannot be scaled as in training. Train the run again.")
+    said = json.loads(path.read_text(encoding="utf-8"))
+    scaler = FeatureScaler()
+    scaler.load_state_dict(said["scaler"])
+    return tuple(said["symbols"]), scaler
+
+
+def examine(folder: RunFolder, part: Part = "test", files: Sequence[str] = ()) -> Assessment:
+    """Backtest the newest agent of a run, enter the trial, write the assessment's files and the report."""
+    folder.require()
+    experiment = Experiment(load_experiment(folder.config_file))
+    exam = exam_of(experiment, folder.path, part, files)
+    agent = DistributionalPPO.load(folder.last_checkpoint())
+    strategy = exam.run(agent, with_quantiles=True)
+    subject = Subject(
+        run=folder.name,
+        source=exam.source,
+        data=exam.data,
+        split=exam.split,
+        seed=experiment.config.seed,
+        step=agent.num_timesteps,
+        config=settings_digest(experiment.config),
+        gamma=experiment.config.ppo.gamma,
+        facts=exam.facts,
+    )
+    return conclude(folder, exam, strategy, subject, np.asarray(agent.config.critic.levels))
+
+
+def conclude(
+    folder: RunFolder,
+    exam: Exam,
+    strategy: Backtest,
+    subject: Subject,
+    levels: Array | None = None,
+    **more: Any,
+) -> Assessment:
+    """Enter the trial into the ledger, assess, write the files and the report."""
+    ledger.record(folder.path, trial_of(subject, strategy))
+    trials = ledger.gather(folder.path.parent, subject.data, subject.split)
+    result = assess(
+        exam.env.bars,
+        strategy,
+        subject,
+        ledger.count(trials),
+        costs=exam.env.config.costs,
+        account=exam.env.config.account,
+        levels=levels,
+        features=exam.features,
+        optimum=optimum_of(exam, strategy),
+        **{"other_trials": returns_of_others(folder, trials, strategy), **more},
+    )
+    assessments.save(result, evaluation_folder(folder), subject.split)
+    write_report(result, training_record(folder), report_file(folder))
+    return result
+
+
+def optimum_of(exam: Exam, strategy: Backtest) -> OptimumFound | None:
+    """What the best policy earns on the same bars, where it is known."""
+    if exam.best_policy is None:
+        return None
+    best = exam.run(exam.best_policy)
+    earned, top = (float(np.mean(np.log1p(result.returns))) for result in (strategy, best))
+    return OptimumFound(earned, top, exam.best_expected)
+
+
+def returns_of_others(folder: RunFolder, trials: Sequence[ledger.Trial], strategy: Backtest) -> Array | None:
+    """(T, K) returns of other runs on exactly these bars, as far as their files are there."""
+    found: list[Array] = []
+    for run in sorted({trial.run for trial in trials} - {folder.name}):
+        path = folder.path.parent / run / "evaluation" / f"{trials[0].split}.parquet"
+        if path.is_file() and len(found) < MOST_COMPARED_TRIALS:
+            rows = pl.read_parquet(path, columns=["ts", "return"])
+            if np.array_equal(assessments.stamps_of(rows["ts"]), strategy.ts):
+                found.append(rows["return"].to_numpy())
+    return np.column_stack(found) if found else None
+
+
+def rewrite_report(folder: RunFolder, part: Part = "test") -> Path:
+    """The report of an assessment that is there already, with the trials as they are counted now."""
+    folder.require()
+    kept = assessments.load(evaluation_folder(folder), part)
+    trials = ledger.gather(folder.path.parent, kept.subject.data, kept.subject.split)
+    fresh = replace(kept, verdict=judge(kept.strategy, kept.hold, ledger.count(trials)))
+    return write_report(fresh, training_record(folder), report_file(folder))
+
+
+def write_weights(assessment: Assessment, path: Path) -> None:
+    """The decisions, one row per bar: `ts` is the close at which they were made, then a target weight per symbol.
+
+    They are to be filled at the next open. Parquet or CSV, by the name of the file.
+    """
+    own = assessment.strategy
+    columns: dict[str, Any] = {"ts": pl.Series(own.decided.astype("datetime64[ms]")).dt.replace_time_zone("UTC")}
+    columns |= {symbol: own.targets[:, i] for i, symbol in enumerate(own.symbols)}
+    frame = pl.DataFrame(columns)
+    if path.suffix == ".csv":
+        frame.write_csv(path)
+    elif path.suffix in (".parquet", ".pq"):
+        frame.write_parquet(path)
+    else:
+        raise ConfigError(f"--weights {path}: write to a .parquet or a .csv file.")
+
+
+def evaluation_folder(folder: RunFolder) -> Path:
+    return folder.path / "evaluation"
+
+
+def report_file(folder: RunFolder) -> Path:
+    return folder.path / "report.html"
+
+
+def training_record(folder: RunFolder) -> TrainingRecord:
+    risk = load_experiment(folder.config_file).ppo.model_dump(mode="json").get("risk") or {}
+    return TrainingRecord.read(folder.path, risk.get("cvar_limit"))
+
+
+def settings_digest(config: ExperimentConfig) -> str:
+    """Equal for two runs that differ in nothing but their seed."""
+    return digest_of(json.dumps({**config.model_dump(mode="json"), "seed": None}, sort_keys=True))
+
+
+def digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
