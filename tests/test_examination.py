@@ -1,0 +1,218 @@
+"""From a file of bars to a report: train, evaluate, weights, other bars, trials; on a tiny budget."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from numpy.testing import assert_array_equal
+
+from tailguard import DistributionalPPO
+from tailguard.cli.evaluate import evaluate_run, introduce, report_run
+from tailguard.cli.train import start
+from tailguard.env import TradingVecEnv
+from tailguard.errors import ConfigError, DataError
+from tailguard.evaluation import assessment as assessments
+from tailguard.evaluation import backtest, ledger
+from tailguard.evaluation.backtest import backtest_periods, follow_targets
+from tailguard.examination import exam_of, examine, preset_exam, remembered
+from tailguard.experiment import DataTask, Experiment, PresetTask, experiment_config, load_experiment
+from tailguard.market import load_bars
+from tailguard.market.features import FeatureScaler, FeatureSet
+from tailguard.presets import preset
+from tailguard.run import RunFolder
+from tests.market.market_data import random_bars
+
+TINY = [
+    *("n_envs=4", "ppo.n_steps=32", "ppo.critic.n_quantiles=8", "policy_kwargs.lstm_hidden_size=8"),
+    *("policy_kwargs.net_arch.pi=[8]", "policy_kwargs.net_arch.vf=[8]", "data.features=[return_1, return_4]"),
+    *("data.warm_up=8", "steps=128"),
+]
+
+
+def write(path: Path, n: int = 700, symbols: tuple[str, ...] = ("AAA", "BBB"), seed: int = 0) -> Path:
+    random_bars(n, symbols, seed=seed).frame.write_csv(path)
+    return path
+
+
+def trained(place: Path, monkeypatch: pytest.MonkeyPatch, run: str = "first", seed: int = 0) -> RunFolder:
+    monkeypatch.chdir(place)
+    if not (place / "bars.csv").exists():
+        write(place / "bars.csv")
+    start(None, {"data": {"files": ["bars.csv"]}, "seed": seed}, TINY, run, "quiet", False)
+    return RunFolder(place / "runs" / run)
+
+
+def test_training_on_a_file_ends_in_a_report_a_trial_and_an_evaluation(tmp_path, monkeypatch):
+    folder = trained(tmp_path, monkeypatch)
+    text = (folder.path / "report.html").read_text()
+    assert "evidence of skill" in text.lower()
+    assert "bars.csv" in text
+    (trial,) = ledger.read(folder.path)
+    assert (trial.split, trial.run, trial.seed, trial.step) == ("test", "first", 0, 128)
+    table = pl.read_parquet(folder.path / "evaluation" / "test.parquet")
+    assert {"decided", "ts", "return", "weight:AAA", "target:BBB", "hold_return", "return:one bar late"} <= set(
+        table.columns
+    )
+    assert json.loads((folder.path / "manifest.json").read_text())["data"]["bars"] == trial.data
+    assert table.height == trial.n_bars
+
+
+def test_every_look_is_a_row_and_different_results_are_different_trials(tmp_path, monkeypatch):
+    first = trained(tmp_path, monkeypatch)
+    again = examine(first)
+    assert (again.verdict.n_trials, again.verdict.n_looks) == (1, 2)
+    trained(tmp_path, monkeypatch, "second", seed=1)
+    report_run("first", "test")
+    text = (first.path / "report.html").read_text()
+    assert "2 different results in 3 looks" in text
+    third = trained(tmp_path, monkeypatch, "third", seed=2)
+    found = assessments.load(third.path / "evaluation", "test")
+    assert found.verdict.n_trials == 3
+    assert found.overfitting is not None  # three results on the same bars can be compared
+
+
+def test_weights_are_decisions_that_another_backtester_can_follow(tmp_path, monkeypatch):
+    folder = trained(tmp_path, monkeypatch)
+    evaluate_run("first", [], "test", tmp_path / "w.parquet")
+    weights = pl.read_parquet(tmp_path / "w.parquet")
+    assert weights.columns == ["ts", "AAA", "BBB"]
+    bars = load_bars(tmp_path / "bars.csv")
+    decided = assessments.stamps_of(weights["ts"])
+    first = int(np.searchsorted(bars.ts + bars.step, decided[0]))
+    assert_array_equal(bars.ts[first : first + len(decided)] + bars.step, decided)
+    data = load_experiment(folder.config_file).data
+    again = follow_targets(bars, weights.select("AAA", "BBB").to_numpy(), first, costs=data.costs, account=data.account)
+    assert_array_equal(again.returns, pl.read_parquet(folder.path / "evaluation/test.parquet")["return"].to_numpy())
+    with pytest.raises(ConfigError, match=r"\.parquet or a \.csv"):
+        evaluate_run("first", [], "test", tmp_path / "w.xlsx")
+
+
+def test_one_bar_at_a_time_gives_the_decisions_of_the_backtest_bit_for_bit(tmp_path, monkeypatch):
+    """Shadow mode: features from the last few bars, the scaler of the training, the weight a broker reports."""
+    folder = trained(tmp_path, monkeypatch)
+    table = pl.read_parquet(folder.path / "evaluation/test.parquet")
+    bars, data = load_bars(tmp_path / "bars.csv"), load_experiment(folder.config_file).data
+    agent, features = DistributionalPPO.load(folder.last_checkpoint()), FeatureSet(data.features)
+    _, scaler = remembered(folder.path)
+    held = table.select("weight:AAA", "weight:BBB").to_numpy()
+    first = int(np.searchsorted(bars.ts + bars.step, assessments.stamps_of(table["decided"])[0]))
+    state, begin, decisions = None, np.ones(1, dtype=bool), []
+    for t in range(first - data.warm_up, first + len(held)):
+        window = bars.slice(t - features.look_back, t + 1)  # all that is known at the close of bar t
+        seen = scaler(features(window))[-1]
+        seen = np.where(bars.tradable[t][:, None], seen, 0.0).reshape(-1)
+        weight = held[t - first - 1] if t > first else np.zeros(2)
+        observation = np.concatenate([seen, weight]).astype(np.float32)[None]
+        action, state = agent.predict(observation, state=state, episode_start=begin, deterministic=True)
+        begin = np.zeros(1, dtype=bool)
+        if t >= first:
+            decisions.append(action[0])
+    assert_array_equal(np.stack(decisions), table.select("target:AAA", "target:BBB").to_numpy())
+
+
+def test_other_bars_are_seen_with_the_scaler_of_the_training(tmp_path, monkeypatch):
+    folder = trained(tmp_path, monkeypatch)
+    write(tmp_path / "new.csv", 300, seed=9)
+    found = examine(folder, files=["new.csv"])
+    own = load_experiment(folder.config_file).data
+    features = FeatureSet(own.features)
+    _, scaler = remembered(folder.path)
+    exam = exam_of(Experiment(load_experiment(folder.config_file)), folder.path, "test", ["new.csv"])
+    bars = load_bars(tmp_path / "new.csv")
+    assert_array_equal(exam.features(bars), scaler(features(bars)))
+    refitted = FeatureScaler()
+    refitted.fit(features(bars), slice(0, 300))
+    assert refitted.state_dict() != scaler.state_dict()
+    assert len(found.strategy) == 300 - 2 - features.look_back - own.warm_up
+    assert found.subject.data == bars.digest()
+    with pytest.raises(DataError, match="needs the same ones"):
+        examine(folder, files=[str(write(tmp_path / "other.csv", 300, ("AAA", "CCC")))])
+
+
+def test_symbols_in_another_order_are_the_same_symbols(tmp_path, monkeypatch):
+    folder = trained(tmp_path, monkeypatch)
+    frame = random_bars(300, ("AAA", "BBB"), seed=9).frame
+    frame.write_csv(tmp_path / "one.csv")
+    frame.sort("ts", "symbol", descending=[False, True]).write_csv(tmp_path / "two.csv")
+    assert load_bars(tmp_path / "two.csv").symbols == ("BBB", "AAA")
+    one, two = (examine(folder, files=[name]) for name in ("one.csv", "two.csv"))
+    assert_array_equal(one.strategy.returns, two.strategy.returns)
+
+
+def test_what_was_chosen_from_the_data_is_said(tmp_path):
+    write(tmp_path / "bars.csv", symbols=("AAA",))
+    lines: list[str] = []
+    introduce(Experiment(experiment_config({"data": {"files": [str(tmp_path / "bars.csv")]}})), lines.append)
+    said = "\n".join(lines)
+    assert "bars per year" in said
+    assert "costs: fee 2, half spread 1, slippage 1 bps" in said
+    assert "data.validation = 0: 700 bars are few" in said
+    assert "splits: train" in said
+
+
+def test_a_configuration_of_own_bars_survives_its_yaml_and_keeps_what_the_user_says(tmp_path):
+    write(tmp_path / "bars.csv")
+    given = {"data": {"files": [str(tmp_path / "bars.csv")], "costs": {"fee_bps": 7.0}}}
+    config = experiment_config(given, ["data.validation=0.1"])
+    assert config.data is not None
+    assert (config.data.costs.fee_bps, config.data.costs.half_spread_bps, config.data.validation) == (7.0, 1.0, 0.1)
+    assert config.steps == 200_000
+    (tmp_path / "c.yaml").write_text(config.to_yaml())
+    assert load_experiment(tmp_path / "c.yaml") == config
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data": "bars.csv"}, "expected settings"),
+        ({"data": {"files": ["none.csv"]}}, "There is no file"),
+        ({"data": {"files": []}}, "files is empty"),
+        ({"data": {"files": ["none.csv"], "fees": 3}}, "has no setting 'fees'"),
+    ],
+)
+def test_bad_data_settings_say_what_to_do(settings, message):
+    with pytest.raises((ConfigError, DataError), match=message):
+        experiment_config(settings)
+
+
+def test_a_part_that_is_not_there_and_a_task_without_bars_are_refused(tmp_path, monkeypatch):
+    folder = trained(tmp_path, monkeypatch)
+    with pytest.raises(ConfigError, match="no validation part"):
+        examine(folder, "validation")
+    with pytest.raises(ConfigError, match="Did you mean"):
+        report_run("first", "tests")
+    gym = Experiment(experiment_config({"gym_env": "CartPole-v1"}))
+    with pytest.raises(ConfigError, match="trained on bars"):
+        exam_of(gym, tmp_path)
+
+
+def test_an_embedded_market_is_examined_on_a_draw_that_no_training_uses():
+    task = PresetTask(preset("signal"))
+    exam = preset_exam(task, seed=3)
+    assert not np.array_equal(exam.env.bars.close[:1_000], task.preset.market.bars(1_000, 3).close)
+    best = replace(exam, stop=exam.start + 2_000).run(exam.best_policy)
+    assert best.returns.mean() > 0
+    assert isinstance(Experiment(experiment_config({"preset": "signal"})).task, PresetTask)
+    assert not isinstance(task, DataTask)
+
+
+def test_periods_restart_what_an_agent_sees_of_time_and_one_account_follows(tmp_path):
+    """A policy that goes long only while less than half of its period is left."""
+    exam = preset_exam(PresetTask(preset("signal")), seed=0)
+    config = exam.env.config.replace(agent_state=("weight", "time_left"), episode_length=40)
+    env = TradingVecEnv(exam.env.bars, exam.features(exam.env.bars), exam.env.feature_names, look_back=1, config=config)
+    found = backtest_periods(env, lambda seen: (seen[:, -1:] <= 0.5).astype(float), 100, 290, 40)
+    assert len(found) == 160
+    expected = np.tile(np.repeat([0.0, 1.0], 20), 4)
+    assert_array_equal(found.targets[:, 0], expected)
+    assert_array_equal(
+        found.returns,
+        follow_targets(env.bars, expected[:, None], 100, costs=config.costs, account=config.account).returns,
+    )
+    whole = backtest(env, lambda seen: (seen[:, -1:] <= 0.5).astype(float), 100, 260)
+    assert not np.array_equal(whole.targets, found.targets)
