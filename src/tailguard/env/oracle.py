@@ -37,11 +37,15 @@ def oracle_env(
     n_envs: int = 1,
     seed: int = 0,
     *,
-    n_bars: int = 200_000,
+    n_bars: int = 1_000_000,
     episode_length: int | None = None,
     config: EnvConfig | None = None,
 ) -> TradingVecEnv:
-    """Episodes at random places of one long draw; what the agent sees is what the market's optimum assumes it sees."""
+    """Episodes at random places of one long draw; what the agent sees is what the market's optimum assumes it sees.
+
+    The draw is long because a short one is learned by heart: with 200,000 bars an agent on `noise` lost 0.48 bps per bar
+    out of sample, with a million half of that.
+    """
     bars = market.bars(n_bars, seed)
     return TradingVecEnv(
         bars,

@@ -1,0 +1,38 @@
+"""Out of sample, as a fraction of the optimum: what an agent learns in markets whose best policy is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tailguard.env import OracleScore
+from tailguard.presets import preset
+from tests.learning.seeds import interquartile_mean, over_seeds
+
+pytestmark = pytest.mark.slow
+
+
+def trained_score(seed: int, name: str, policy: str = "MlpLstmPolicy") -> OracleScore:
+    chosen = preset(name)
+    return chosen.score(chosen.train(seed, policy), seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("signal", 0.95), ("regime", 0.95), ("regime_hard", 0.90), ("pairs", 0.80)]
+)
+def test_the_agent_reaches_most_of_the_optimum(name: str, least: float) -> None:
+    fractions = [score.fraction for score in over_seeds(trained_score, name)]
+    assert interquartile_mean(fractions) >= least
+
+
+def test_without_memory_a_hidden_regime_cannot_be_traded() -> None:
+    fractions = [score.fraction for score in over_seeds(trained_score, "regime", "MlpPolicy")]
+    assert interquartile_mean(fractions) <= 0.20
+
+
+def test_where_there_is_nothing_to_earn_it_learns_not_to_trade() -> None:
+    scores = over_seeds(trained_score, "noise")
+    earned = np.array([score.reward_per_step for score in scores])
+    spread = np.array([score.stderr for score in scores])
+    assert abs(earned.mean()) <= 1.96 * np.sqrt(np.square(spread).mean())  # an agent's own interval holds zero
+    assert earned.mean() >= -0.5e-4  # and it is a narrow one: trading at random costs ten times that
