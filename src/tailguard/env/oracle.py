@@ -43,8 +43,8 @@ def oracle_env(
 ) -> TradingVecEnv:
     """Episodes at random places of one long draw; what the agent sees is what the market's optimum assumes it sees.
 
-    The draw is long because a short one is learned by heart: with 200,000 bars an agent on `noise` lost 0.48 bps per bar
-    out of sample, with a million half of that.
+    The draw is long because a short one is learned by heart: with 200,000 bars an agent on `noise` lost 0.48 bps per
+    bar out of sample, with a million half of that.
     """
     bars = market.bars(n_bars, seed)
     return TradingVecEnv(
