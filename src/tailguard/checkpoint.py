@@ -146,8 +146,6 @@ def read_bundle(directory: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         return decode(tree, tensors), manifest
     except (TypeError, ValueError, KeyError, RecursionError) as error:
-        if isinstance(error, CheckpointError):
-            raise
         raise CheckpointError(f"{place / TREE} does not hold a tree of state: {error}.") from None
 
 
@@ -247,7 +245,7 @@ def read_checked(path: Path, manifest: Mapping[str, Any]) -> bytes:
         size, checksum = int(expected["bytes"]), str(expected["sha256"])
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(f"{path.parent / MANIFEST} does not describe {path.name}.") from None
-    data = read_limited(path, size)
+    data = read_limited(path, min(size, LARGEST_JSON) if path.suffix == ".json" else size)
     if len(data) != size or digest(data) != checksum:
         raise CheckpointError(f"{path} is damaged: {len(data)} bytes with another sha256 than the manifest's.")
     return data

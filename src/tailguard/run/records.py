@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 from typing import IO, Any
@@ -23,51 +26,74 @@ class Records:
     """The open files of a run; `step` is where it goes on, 0 at the start."""
 
     def __init__(self, folder: RunFolder, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only needed while writing
-
         rows = cut(folder.metrics_file, step)
         cut(folder.alerts_file, step)
+        self.folder = folder
         with named_failure(folder.path, 0):
             shutil.rmtree(folder.tensorboard, ignore_errors=True)
-            self.writer: SummaryWriter = SummaryWriter(str(folder.tensorboard))
-            self.metrics, self.alerts = folder.metrics_file.open("a"), folder.alerts_file.open("a")
-        self.n_rows = len(rows)
-        for row in rows:
-            self.show(row)
+            folder.tensorboard.mkdir()
+            self.metrics, self.alerts = folder.metrics_file.open("ab"), folder.alerts_file.open("ab")
+            self.events = Events(folder.tensorboard)
+            for row in rows:
+                self.events.add(row)
 
     def add(self, row: Mapping[str, Any], alerts: Iterable[Mapping[str, Any]]) -> None:
-        """One update: its row, and the alerts that began."""
-        for alert in alerts:
-            append(self.alerts, alert)
-        append(self.metrics, row)
-        self.n_rows += 1
-        self.show(row)
-
-    def show(self, row: Mapping[str, Any]) -> None:
-        """One row as TensorBoard's scalars."""
-        for name, value in row.items():
-            if "/" in name and isinstance(value, int | float):
-                self.writer.add_scalar(name, value, row["step"], walltime=row.get("time"))
+        """One update: its row, and the alerts that began; handed to the system at once, so that a kill loses none."""
+        with named_failure(self.folder.path, 0):
+            for alert in alerts:
+                self.alerts.write(line_of(alert))
+            self.metrics.write(line_of(row))
+            self.events.add(row)
+            for file in self.files():
+                file.flush()
 
     def sync(self) -> None:
         """Wait until every row is on the disk: a checkpoint never knows more than the records."""
-        with named_failure(Path(self.metrics.name), 0):
-            for file in (self.metrics, self.alerts):
-                file.flush()
+        if not self.folder.metrics_file.exists():
+            raise RunError(f"{self.folder.path} was removed while its training ran; there is nowhere left to write to.")
+        with named_failure(self.folder.path, 0):
+            for file in self.files():
                 os.fsync(file.fileno())
-            self.writer.flush()
 
     def close(self) -> None:
-        for file in (self.metrics, self.alerts, self.writer):
-            file.close()
+        """Let go of the files; what a full disk no longer took is already said."""
+        for file in self.files():
+            with suppress(OSError):
+                file.close()
+
+    def files(self) -> tuple[IO[bytes], ...]:
+        return self.metrics, self.alerts, self.events.file
 
 
-def append(file: IO[str], row: Mapping[str, Any]) -> None:
-    """One JSON line, handed to the system at once so that a kill loses none."""
+class Events:
+    """TensorBoard's event file, written in place: its own writer has a thread that dies with a full disk."""
+
+    def __init__(self, folder: Path) -> None:
+        # slow to import, and only needed while writing
+        from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
+        from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
+
+        self.event = Event
+        self.file: IO[bytes] = (folder / f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}").open("wb")
+        self.writer = RecordWriter(self.file)
+        self.put(Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """One row as scalars."""
+        event = self.event(wall_time=row.get("time"), step=row["step"])
+        for name, value in row.items():
+            if "/" in name and isinstance(value, int | float):
+                event.summary.value.add(tag=name, simple_value=value)
+        self.put(event)
+
+    def put(self, event: Any) -> None:
+        self.writer.write(event.SerializeToString())
+
+
+def line_of(row: Mapping[str, Any]) -> bytes:
+    """One JSON line; what is not finite is null."""
     finite = {name: None if isinstance(value, float) and not isfinite(value) else value for name, value in row.items()}
-    with named_failure(Path(file.name), 0):
-        file.write(json.dumps(finite) + "\n")
-        file.flush()
+    return json.dumps(finite).encode() + b"\n"
 
 
 def cut(file: Path, step: int) -> list[dict[str, Any]]:
@@ -75,7 +101,7 @@ def cut(file: Path, step: int) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     rows = [row for row in rows_of(file) if row["step"] <= step]
-    write_file(file, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    write_file(file, b"".join(map(line_of, rows)))
     return rows
 
 
