@@ -146,6 +146,29 @@ def report(
     report_run(run, split)
 
 
+@app.command()
+def doctor(
+    target: Annotated[str | None, typer.Argument(help="A run under runs/, a path, or a YAML file.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Embedded market: regime, signal, noise, pairs, ...")] = None,
+    env: Annotated[str | None, typer.Option(help="module:function that makes one Gymnasium environment.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out the checks that train an agent.")] = False,
+    only: Annotated[str | None, typer.Option(help="Only checks whose name contains this, such as market/.")] = None,
+    json_: Annotated[Path | None, typer.Option("--json", help="Also write the verdicts to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write them as a page.")] = None,
+) -> None:
+    """Run the guarantees on your own environment, data and settings. Exit code 1 when one does not hold.
+
+    Example: tailguard doctor --preset regime
+
+    Example: tailguard doctor --env mypackage.envs:make_env --json verdicts.json
+    """
+    from tailguard.cli.doctor import patient_from, see_doctor
+
+    sys.path.insert(0, "")  # so that --env finds modules of the current folder, as `python -m` does
+    found = see_doctor(patient_from(target, preset, env), quick, only, json_, html)
+    raise typer.Exit(1 if found.failures else 0)
+
+
 def main() -> None:
     """Entry point: turns errors that a user can act on into one line and exit code 2."""
     warnings.formatwarning = lambda message, *_, **__: f"tailguard: {message}\n"
