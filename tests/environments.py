@@ -124,6 +124,47 @@ class Identity(gym.Env[Any, Any]):
         return self.show(), reward, False, self.clock >= self.length, {}
 
 
+class Sizing(VecEnv):
+    """Each of `length` steps earns a X - a^2 / 2 with X ~ N(mean, std^2) and 0 <= a <= most; nothing is seen."""
+
+    def __init__(
+        self, n_envs: int, seed: int, mean: float = 0.5, std: float = 0.2, length: int = 1, most: float = 1.0
+    ) -> None:
+        super().__init__(n_envs, spaces.Box(-1.0, 1.0, (1,), np.float32), spaces.Box(0.0, most, (1,), np.float32))
+        self.mean, self.std, self.length = mean, std, length
+        self.rng, self.clock = np.random.default_rng(seed), 0
+
+    def reset(self) -> Any:
+        self.clock = 0
+        return np.zeros((self.num_envs, 1), np.float32)
+
+    def step_async(self, actions: Any) -> None:
+        self.size = np.asarray(actions, np.float64)[:, 0]
+
+    def step_wait(self) -> Any:
+        rewards = self.size * self.rng.normal(self.mean, self.std, self.num_envs) - 0.5 * self.size**2
+        self.clock += 1
+        over = self.clock >= self.length
+        obs = self.reset() if over else np.zeros((self.num_envs, 1), np.float32)
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        return obs, rewards, np.full(self.num_envs, over), infos
+
+    def close(self) -> None:
+        pass
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        return [getattr(self, attr_name, None)] * self.num_envs
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        setattr(self, attr_name, value)
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        return [getattr(self, method_name)(*args, **kwargs)] * self.num_envs
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        return [False] * self.num_envs
+
+
 def vectorized(make: Any, n_envs: int, seed: int = 0) -> VecEnv:
     """n copies of an environment behind SB3's DummyVecEnv, with SB3's Monitor."""
     return make_vec_env(make, n_envs, seed=seed, vec_env_cls=DummyVecEnv)

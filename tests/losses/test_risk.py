@@ -12,7 +12,7 @@ from scipy.integrate import quad
 from torch.testing import assert_close
 
 from tailguard.errors import ConfigError
-from tailguard.losses import cvar
+from tailguard.losses import cvar, monotone, quantile_huber, spectral, var, wang
 from tailguard.losses.risk import cell_masses, interpolation_weights, midpoint_levels, tail_levels
 
 
@@ -92,3 +92,60 @@ def test_an_unknown_method_and_levels_that_do_not_fit_are_refused() -> None:
         cvar(torch.zeros(4), 0.5, method="linear")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="4 quantiles but 3 levels"):
         cvar(torch.zeros(4), 0.5, levels=[0.1, 0.5, 0.9])
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.05, 0.5, 0.99])
+@pytest.mark.parametrize("n", [2, 21, 32])
+def test_var_is_the_quantile_of_every_normal_law(n: int, alpha: float) -> None:
+    assert float(var(quantiles_of(stats.norm(3.0, 2.0), n), alpha)) == pytest.approx(stats.norm(3.0, 2.0).ppf(alpha))
+
+
+@pytest.mark.parametrize("levels", [midpoint_levels(32), tail_levels(32, 0.05)], ids=["midpoint", "tail"])
+@pytest.mark.parametrize("shift", [-0.5, 0.0, 0.7])
+def test_wang_lowers_the_mean_of_a_normal_law_by_its_shift(levels: tuple[float, ...], shift: float) -> None:
+    quantiles = torch.tensor(stats.norm(3.0, 2.0).ppf(np.asarray(levels)))
+    assert float(wang(quantiles, shift, levels)) == pytest.approx(3.0 - 2.0 * shift, abs=1e-9)
+
+
+def test_a_spectral_measure_agrees_with_cvar_wang_and_the_mean_where_it_is_one_of_them() -> None:
+    law = stats.t(5, loc=1.0)
+    quantiles = quantiles_of(law, 51)
+    assert float(spectral(quantiles, lambda u: np.minimum(u / 0.1, 1.0))) == pytest.approx(
+        float(cvar(quantiles, 0.1)), abs=1e-3
+    )
+    wangs = spectral(quantiles, lambda u: stats.norm.cdf(stats.norm.ppf(u) + 0.5))
+    assert float(wangs) == pytest.approx(float(wang(quantiles, 0.5)), abs=1e-3)
+    assert float(spectral(quantiles, lambda u: u)) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_distortion_that_falls_or_does_not_span_the_unit_interval_is_refused() -> None:
+    for bad in (lambda u: 1.0 - u, lambda u: 0.5 * u, lambda u: 0.5 + 0.5 * u):
+        with pytest.raises(ConfigError, match="rise from 0 at 0 to 1 at 1"):
+            spectral(torch.zeros(4), bad)
+
+
+def test_measures_are_monotone_in_risk_aversion_and_equivariant() -> None:
+    quantiles = quantiles_of(stats.skewnorm(-4), 32)
+    measures = (lambda q: cvar(q, 0.05), lambda q: var(q, 0.05), lambda q: wang(q, 0.5))
+    for measure in measures:
+        assert_close(measure(3.0 * quantiles + 2.0), 3.0 * measure(quantiles) + 2.0)
+    assert float(cvar(quantiles, 0.05)) < float(var(quantiles, 0.05)) < float(wang(quantiles, 0.5))
+
+
+def test_sorting_removes_crossings_and_never_raises_the_loss() -> None:
+    torch.manual_seed(0)
+    crossed, target = torch.randn(200, 16), torch.randn(200, 8)
+    ordered = monotone(crossed)
+    assert (ordered.diff(dim=-1) >= 0).all()
+    before, after = (quantile_huber(q, target, 0.0) for q in (crossed, ordered))
+    assert (after <= before + 1e-5).all()
+    assert (after < before - 1e-2).any()
+
+
+def test_bad_arguments_of_the_measures_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"\(0, 1\)"):
+        var(torch.zeros(4), 1.0)
+    with pytest.raises(ConfigError, match="shift"):
+        wang(torch.zeros(4), float("nan"))
+    with pytest.raises(ConfigError, match="4 quantiles but 2 levels"):
+        wang(torch.zeros(4), 0.5, levels=[0.3, 0.7])

@@ -57,7 +57,7 @@ def test_monitoring_passes_leave_the_training_graph_alone() -> None:
     now, layout = agent.knobs(), batch.layout()
     agent.learner.vector.drop_gradients()
     actor = actor_losses(agent.policy, batch, layout, now).total
-    critics = [now.vf_coef * critic_loss(agent.policy, c, batch, layout) for c in range(2)]
+    critics = [now.vf_coef * critic_loss(agent.policy, c, batch, layout).total for c in range(2)]
     agent.predict_quantiles(np.zeros((3, 2), np.float32))  # between forward and backward
     agent.predict(np.ones((2, 2), np.float32))
     sum(critics, actor).backward()
@@ -104,7 +104,7 @@ def test_clipping_looks_at_each_critics_own_old_quantiles() -> None:
     batch = agent.sequences()
     swapped = replace(batch, old_quantiles=batch.old_quantiles.flip(0))
     own, others = (
-        sum(float(critic_loss(agent.policy, c, each, batch.layout()).detach()) for c in range(2))
+        sum(float(critic_loss(agent.policy, c, each, batch.layout()).value.detach()) for c in range(2))
         for each in (batch, swapped)
     )
     assert others > own

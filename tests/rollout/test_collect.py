@@ -24,11 +24,11 @@ def replay_critics(agent: Any, buffer: Any) -> tuple[np.ndarray, dict[tuple[int,
             steps = []
             for t in range(buffer.n_steps):
                 state = state.keep(torch.from_numpy(~buffer.starts[t]).float())
-                quantiles, state = critic.step(torch.from_numpy(buffer.observations[t]), state)
-                steps.append(quantiles)
+                judged, state = critic.step(torch.from_numpy(buffer.observations[t]), state)
+                steps.append(judged.quantiles)
                 for n in np.flatnonzero(buffer.truncated[t]):
                     last = torch.from_numpy(buffer.terminal_observations[t, int(n)])[None]
-                    ends.setdefault((t, int(n)), []).append(critic.step(last, state.select([int(n)]))[0][0])
+                    ends.setdefault((t, int(n)), []).append(critic.step(last, state.select([int(n)]))[0].quantiles[0])
             laws.append(torch.stack(steps))
     decode = lambda z: scale.mean + scale.std * z.numpy()  # noqa: E731
     return decode(torch.stack(laws)), {key: decode(torch.stack(parts).mean(0)) for key, parts in ends.items()}

@@ -90,6 +90,24 @@ ALERTS: tuple[Alert, ...] = (
         "Lower the learning rate or max_grad_norm; look for rewards or observations of extreme size.",
     ),
     Alert(
+        "warn/cvar_tail_samples_low",
+        metrics.TAIL_SAMPLES,
+        below(10.0),
+        "Fewer than ten risk periods are in the tail, so the CVaR that steers the policy is a guess.",
+        "Raise risk.window, n_steps or the number of environments, shorten the risk period, or raise risk.alpha.",
+        for_updates=10,
+    ),
+    Alert(
+        "warn/quantiles_miscalibrated",
+        metrics.COVERAGE_ERROR,
+        above(0.2),
+        "Realised returns have not followed the predicted quantiles for many updates: predicted tails cannot be "
+        "trusted.",
+        "Give the critics more weight or steps (vf_coef, learning_rate, n_epochs), lower critic.huber_kappa, or wait "
+        "until the policy settles.",
+        for_updates=20,
+    ),
+    Alert(
         "warn/lstm_explosion",
         Metric("lstm/cell_max_abs", "Largest |cell| of any trunk at the end of the rollout."),
         above(1e3),

@@ -49,6 +49,28 @@ MEAN_DRIFT = Metric("debug/vecnormalize_mean_drift", "Largest move of an observa
 STD_DRIFT = Metric("debug/vecnormalize_std_drift", "Largest relative move of an observation's std.")
 QUANTILE_CROSSING = Metric("train/quantile_crossing", "Share of neighbouring quantiles in the wrong order.")
 
+RISK_VALUE_LOSS = Metric("train/risk_value_loss", "Halved squared error of the risk value, in its own units.")
+PERIOD_MEAN = Metric("risk/period_mean", "Mean return of the recent risk periods.")
+PERIOD_CVAR = Metric("risk/period_cvar", "Empirical CVaR of the recent risk periods' returns: what a limit is about.")
+THRESHOLD = Metric("risk/threshold", "nu: the alpha-quantile of the recent risk periods' returns.")
+TAIL_SAMPLES = Metric("risk/tail_samples", "Recent risk periods in the tail: alpha times their number.")
+DUAL = Metric("risk/dual", "Price of the CVaR limit in this update: return given up per unit of CVaR.")
+VIOLATION = Metric("risk/violation", "By how much the empirical CVaR is below the limit; 0 when it holds.")
+PREDICTED_CVAR = Metric(
+    "risk/predicted_cvar", "CVaR of the return from a step on, as predicted; mean over the rollout."
+)
+EMPIRICAL_CVAR = Metric(
+    "risk/empirical_cvar", "The same from the returns realised, with the predicted threshold; equal when calibrated."
+)
+COVERAGE = {
+    level: Metric(
+        f"risk/coverage_{round(100 * level):02d}",
+        f"Share of realised returns below the predicted {round(100 * level)} % quantile.",
+    )
+    for level in (0.05, 0.25, 0.5, 0.75, 0.95)
+}
+COVERAGE_ERROR = Metric("risk/coverage_error", "Largest difference between such a share and its level.")
+
 MEAN_GATE = Metric("train/upgd_mean_gate", "Mean of the utility gate: 1 is the base optimizer's step.")
 VGS_FACTOR = Metric("vgs/scaling_factor", "Factor on the next step; 1 when switched off or warming up.")
 VGS_VARIANCE = Metric("vgs/normalized_variance", "Noise-to-signal ratio of raw gradients over time.")

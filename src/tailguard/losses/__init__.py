@@ -1,6 +1,6 @@
 """Losses and risk measures as pure functions of tensors."""
 
-from tailguard.losses.risk import cvar
+from tailguard.losses.risk import cvar, monotone, spectral, var, wang
 from tailguard.losses.surrogate import clipped_surrogate, kl_estimate, masked_mean
 from tailguard.losses.value import clip_quantiles, cross_entropy, quantile_huber, two_hot
 
@@ -11,6 +11,10 @@ __all__ = [
     "cvar",
     "kl_estimate",
     "masked_mean",
+    "monotone",
     "quantile_huber",
+    "spectral",
     "two_hot",
+    "var",
+    "wang",
 ]

@@ -1,4 +1,4 @@
-"""What a grid of quantiles says about a law: interpolation, samples, mean, VaR and CVaR.
+"""What a grid of quantiles says about a law: interpolation, samples, mean, VaR, CVaR and spectral measures.
 
 One model of the law is used everywhere: the quantile function is linear in z = Phi^-1(tau) between the levels and
 beyond them, which is exact for every normal law at any number of quantiles (docs/algorithm.md, eq. 7).
@@ -6,7 +6,7 @@ beyond them, which is exact for every normal law at any number of quantiles (doc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from tailguard.errors import ConfigError
 
 Floats = NDArray[np.floating[Any]]
 Method = Literal["normal", "step"]
+Distortion = Callable[[Floats], Floats]
 
 
 def midpoint_levels(n: int) -> tuple[float, ...]:
@@ -76,11 +77,12 @@ def cvar_weights(levels: tuple[float, ...], alpha: float, method: Method) -> tup
     return tuple(float(weight) for weight in weights)
 
 
-def normal_tail_weights(nodes: Floats, end: float) -> Floats:
-    """Integral of the z-linear quantile function over (-inf, end], per quantile.
+def normal_tail_weights(nodes: Floats, end: float, shift: float = 0.0) -> Floats:
+    """Integral of the z-linear quantile function over (-inf, end], per quantile, with z normal around -shift.
 
-    A segment a + b z from z1 to z2 contributes a (Phi2 - Phi1) - b (phi2 - phi1).
+    A segment a + b z from z1 to z2 contributes a (Phi2 - Phi1) - b (phi2 - phi1), a and b as of z + shift.
     """
+    nodes, end = nodes + shift, end + shift
     n_segments = len(nodes) - 1
     lower = np.concatenate([[-np.inf], nodes[1:-1]])
     upper = np.minimum(np.concatenate([nodes[1:-1], [np.inf]]), end)
@@ -113,8 +115,77 @@ def cvar(quantiles: Tensor, alpha: float, method: Method = "normal", levels: Seq
         raise ConfigError(f"cvar: alpha={alpha} is not in (0, 1]. 0.05 reads 'the worst 5 % of outcomes'.")
     if method not in ("normal", "step"):
         raise ConfigError(f'cvar: method={method!r} is unknown. Use "normal" or "step".')
+    grid = levels_for("cvar", quantiles, levels)
+    return weighted(quantiles, np.asarray(cvar_weights(grid, float(alpha), method)))
+
+
+def var(quantiles: Tensor, alpha: float, levels: Sequence[float] | None = None) -> Tensor:
+    """The alpha-quantile, value at risk: what the worst share alpha of outcomes does not exceed.
+
+    quantiles: (..., Q) at the midpoints (i + 1/2)/Q, or at `levels`
+    returns:   (...)
+    """
+    if not 0.0 < alpha < 1.0:
+        raise ConfigError(f"var: alpha={alpha} is not in (0, 1). 0.05 reads 'worse in 5 % of outcomes'.")
+    grid = levels_for("var", quantiles, levels)
+    return weighted(quantiles, interpolation_weights(grid, np.array([alpha]))[:, 0])
+
+
+def wang(quantiles: Tensor, shift: float, levels: Sequence[float] | None = None) -> Tensor:
+    """Wang's measure: the mean after every normal score has been lowered by `shift`; mean - shift * std if normal.
+
+    quantiles: (..., Q) at the midpoints (i + 1/2)/Q, or at `levels`
+    returns:   (...)    shift 0 is the mean, a positive one fears losses, a negative one likes risk
+    """
+    if not np.isfinite(shift):
+        raise ConfigError(f"wang: shift={shift} is no number of standard deviations. 0.5 to 1 is usual.")
+    grid = levels_for("wang", quantiles, levels)
+    if len(grid) == 1:
+        return quantiles[..., 0]
+    nodes = ndtri(np.asarray(grid))
+    return weighted(quantiles, normal_tail_weights(nodes, np.inf, float(shift)))
+
+
+def spectral(quantiles: Tensor, distortion: Distortion, levels: Sequence[float] | None = None) -> Tensor:
+    """A distorted mean: outcomes in order, the worst share u counted with mass distortion(u).
+
+    quantiles:  (..., Q) at the midpoints (i + 1/2)/Q, or at `levels`
+    distortion: from [0, 1] onto [0, 1], not falling; u -> min(u / alpha, 1) is CVaR_alpha, u -> u the mean. A concave
+                one is a spectral measure: worse outcomes never count less
+    returns:    (...)
+    """
+    grid = levels_for("spectral", quantiles, levels)
+    edges = ndtr(np.linspace(-8.0, 8.0, 8_001))  # fine where the tails are: even steps of the normal score
+    edges[0], edges[-1] = 0.0, 1.0
+    masses = np.diff(np.asarray(distortion(edges), dtype=np.float64))
+    ends_right = abs(float(masses.sum()) - 1.0) < 1e-9 and abs(float(distortion(edges[:1])[0])) < 1e-9
+    if not ends_right or (masses < -1e-12).any():
+        raise ConfigError("spectral: the distortion must rise from 0 at 0 to 1 at 1 and never fall.")
+    at = ndtr(np.linspace(-7.999, 7.999, 8_000))
+    return weighted(quantiles, interpolation_weights(grid, at) @ masses)
+
+
+def empirical_cvar(outcomes: Floats, alpha: float) -> float:
+    """Mean of the worst share alpha of outcomes (n,); the last one counts in part, and one outcome counts at least."""
+    ordered = np.sort(np.asarray(outcomes, dtype=np.float64))
+    share = max(alpha * len(ordered), 1.0)
+    counted = np.clip(share - np.arange(len(ordered)), 0.0, 1.0)
+    return float(ordered @ counted / share)
+
+
+def monotone(quantiles: Tensor) -> Tensor:
+    """Quantiles (..., Q) in order: sorting removes crossings and never raises the quantile loss of any sample."""
+    return quantiles.sort(-1).values
+
+
+def levels_for(name: str, quantiles: Tensor, levels: Sequence[float] | None) -> tuple[float, ...]:
+    """The levels given, or the midpoints; one per quantile."""
     grid = midpoint_levels(quantiles.shape[-1]) if levels is None else tuple(levels)
     if len(grid) != quantiles.shape[-1]:
-        raise ConfigError(f"cvar: {quantiles.shape[-1]} quantiles but {len(grid)} levels.")
-    weights = torch.tensor(cvar_weights(grid, float(alpha), method), dtype=quantiles.dtype, device=quantiles.device)
-    return quantiles @ weights
+        raise ConfigError(f"{name}: {quantiles.shape[-1]} quantiles but {len(grid)} levels.")
+    return grid
+
+
+def weighted(quantiles: Tensor, weights: Floats) -> Tensor:
+    """Sum over the quantiles, each with its weight."""
+    return quantiles @ torch.as_tensor(weights, dtype=quantiles.dtype, device=quantiles.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from tailguard.policy.acting import Step, stepper
 from tailguard.policy.action_heads import ActionHead, Bounds, make_action_head
 from tailguard.policy.critics import CriticConfig, CriticHead, aggregate, make_critic_head
 from tailguard.policy.recurrent import Layout, Memory, State, make_memory
+from tailguard.policy.risk_value import RiskValue
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -55,7 +56,7 @@ class PolicyConfig(Config):
     ortho_init: bool = True
     """Orthogonal initial weights; off leaves torch's own."""
     log_std_init: float = 0.0
-    """Log of the initial spread of a Gaussian policy, whose bounds are -1 and 1."""
+    """Log of the initial spread of a Gaussian policy, whose bounds are -1 and 1; with risk on, -2 unless given."""
     action_bounds: Bounds = "clip"
     """How a Gaussian meets its bounds: samples are clipped, or squashed by tanh with the exact density."""
     shared_lstm: Literal[False] = False
@@ -97,6 +98,13 @@ class Trunk(nn.Module):
         self.out_features = width
 
 
+class Judged(NamedTuple):
+    """A critic's word on some steps."""
+
+    quantiles: Tensor  # (..., Q) in normalized units
+    features: Tensor  # (..., H) what the head read
+
+
 class Critic(nn.Module):
     """A trunk and a head."""
 
@@ -105,21 +113,28 @@ class Critic(nn.Module):
         self.trunk = Trunk(in_features, config.net_arch.vf, config)
         self.head: CriticHead = make_critic_head(self.trunk.out_features, critic)
 
+    def features(self, obs: Tensor, layout: Layout, state: State) -> Tensor:
+        """What the head reads (L, B, H), for whole sequences."""
+        return self.trunk.layers(self.trunk.memory.unroll(obs, layout, state).features)  # type: ignore[no-any-return]
+
     def forward(self, obs: Tensor, layout: Layout, state: State) -> Tensor:
         """The head's output (L, B, *) for whole sequences, in normalized units."""
-        unrolled = self.trunk.memory.unroll(obs, layout, state)
-        return self.head(self.trunk.layers(unrolled.features))  # type: ignore[no-any-return]
+        return self.head(self.features(obs, layout, state))  # type: ignore[no-any-return]
 
-    def evaluate(self, obs: Tensor, layout: Layout, state: State, extra: Tensor) -> tuple[Tensor, Tensor, State]:
-        """Quantiles (L, B, Q) of the steps and (E, Q) of extra observations, and the state after the last step."""
+    def evaluate(self, obs: Tensor, layout: Layout, state: State, extra: Tensor) -> tuple[Judged, Judged, State]:
+        """Laws of the steps (L, B, *) and of extra observations (E, *), and the state after the last step."""
         unrolled = self.trunk.memory.unroll(obs, layout, state, extra)
-        steps = self.head.quantiles(self.head(self.trunk.layers(unrolled.features)))
-        return steps, self.head.quantiles(self.head(self.trunk.layers(unrolled.extra_features))), unrolled.state
+        return self.judged(unrolled.features), self.judged(unrolled.extra_features), unrolled.state
 
-    def step(self, obs: Tensor, state: State) -> tuple[Tensor, State]:
-        """Quantiles (N, Q) of single observations and the next state."""
+    def step(self, obs: Tensor, state: State) -> tuple[Judged, State]:
+        """Laws (N, *) of single observations and the next state."""
         features, state = self.trunk.memory.step(obs, state)
-        return self.head.quantiles(self.head(self.trunk.layers(features))), state
+        return self.judged(features), state
+
+    def judged(self, remembered: Tensor) -> Judged:
+        """From the memory's output to the law."""
+        features = self.trunk.layers(remembered)
+        return Judged(self.head.quantiles(self.head(features)), features)
 
 
 class RecurrentPolicy(BasePolicy):
@@ -131,6 +146,7 @@ class RecurrentPolicy(BasePolicy):
         action_space: spaces.Space[Any],
         config: PolicyConfig | None = None,
         critic: CriticConfig | None = None,
+        with_risk_value: bool = False,
     ) -> None:
         super().__init__(observation_space, action_space)
         self.config, self.critic_config = config or PolicyConfig(), critic or CriticConfig()
@@ -148,6 +164,8 @@ class RecurrentPolicy(BasePolicy):
         self.critics = nn.ModuleList(
             Critic(self.obs_features, self.config, self.critic_config) for _ in range(n_critics)
         )
+        features = self.critic_list[0].trunk.out_features
+        self.risk_value = RiskValue(features, self.obs_features) if with_risk_value else None
 
     @property
     def critic_list(self) -> list[Critic]:
@@ -252,7 +270,7 @@ class RecurrentPolicy(BasePolicy):
         """Quantiles (n, Q) of the aggregated critics before acting on the observations, in normalized units."""
         obs, _ = self.batched(observation)
         before = self.states_from(state, episode_start, len(obs))[1:]
-        laws = [critic.step(obs, part)[0] for critic, part in zip(self.critic_list, before, strict=True)]
+        laws = [critic.step(obs, part)[0].quantiles for critic, part in zip(self.critic_list, before, strict=True)]
         return self.aggregate(laws)
 
     def batched(self, observation: Any) -> tuple[Tensor, bool]:

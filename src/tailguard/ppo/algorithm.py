@@ -22,11 +22,12 @@ from tailguard.policy import RecurrentPolicy
 from tailguard.ppo.config import PPOConfig
 from tailguard.ppo.objective import Knobs
 from tailguard.ppo.randomness import Randomness
+from tailguard.ppo.risk import make_risk
 from tailguard.ppo.saving import BundledAlgorithm, EpisodeWindow, Progress
 from tailguard.ppo.settings import config_from, policy_config_from, refuse_more_than_memory, sequences_per_batch
 from tailguard.ppo.threads import keep_freed_memory
 from tailguard.ppo.update import Learner
-from tailguard.ppo.watch import explained_variance, memory_figures, rollout_figures
+from tailguard.ppo.watch import calibration_figures, explained_variance, memory_figures, rollout_figures
 from tailguard.rollout import RolloutBuffer, SequenceBatch
 from tailguard.rollout.advantages import normalize_valid
 from tailguard.rollout.collect import Live, collect_steps, estimate_advantages, judge
@@ -71,7 +72,7 @@ class DistributionalPPO(BundledAlgorithm):
             settings["learning_rate"] = learning_rate
         self.config = config_from(config, settings)
         self.policy_name = policy if isinstance(policy, str) else "MlpLstmPolicy"
-        self.policy_config = policy_config_from(self.policy_name, policy_kwargs)
+        self.policy_config = policy_config_from(self.policy_name, policy_kwargs, self.config.risk.mode != "none")
         super().__init__(
             policy,  # type: ignore[arg-type]
             env,  # type: ignore[arg-type]
@@ -105,11 +106,16 @@ class DistributionalPPO(BundledAlgorithm):
         self.randomness = Randomness(self.seed)
         self.set_random_seed(self.randomness.root)
         self.policy = self.policy_class(  # type: ignore[assignment]
-            self.observation_space, self.action_space, self.policy_config, self.config.critic
+            self.observation_space,
+            self.action_space,
+            self.policy_config,
+            self.config.critic,
+            with_risk_value=self.config.risk.has_value,
         ).to(self.device)
         self.learner = Learner(self.policy, self.config, self.randomness.noise)
         self.policy.optimizer = self.learner.optimizer  # where SB3's users look for it
         self.return_scale = ReturnScale(self.config.return_scale)
+        self.risk = make_risk(self.config.risk, self.config.critic, self.config.gae_lambda)
         self.obs_stats = ObservationStatistics(self._vec_normalize_env)
         self.entropy = EntropyCoefficient(self.config.ent_coef, self.config.entropy)
         self.kl_penalty = KLPenalty(self.config.kl_penalty)
@@ -188,6 +194,7 @@ class DistributionalPPO(BundledAlgorithm):
         self.return_scale.calibrate(rewards_to_go(rollout_buffer.rewards, rollout_buffer.dones, self.config.gamma))
         judge(self.policy, rollout_buffer, live, self.return_scale.snapshot)
         estimate_advantages(rollout_buffer, self.config.gamma, self.config.gae_lambda)
+        self.risk.judge(self.policy, rollout_buffer, live)
         self.follow_observations(raw)
         callback.on_rollout_end()
         return True
@@ -246,6 +253,7 @@ class DistributionalPPO(BundledAlgorithm):
         before, after = self.return_scale.update(self.rollout_buffer.returns[self.rollout_buffer.valid])
         if before != after:
             self.learner.follow_rescale(self.policy.rescale_critics(before, after, first))
+        self.learner.follow_rescale(self.risk.follow_scale(self.policy, self.rollout_buffer))
 
     def sequences(self) -> SequenceBatch:
         """The rollout as whole sequences, with normalized advantages and samples of the return as critic targets."""
@@ -260,10 +268,10 @@ class DistributionalPPO(BundledAlgorithm):
             config.critic.levels,
             self.randomness.targets,
         )
-        advantages = buffer.advantages
+        advantages = self.risk.advantages(buffer, target)
         if config.normalize_advantage:
             advantages = normalize_valid(advantages, buffer.valid)
-        return sequences_of(buffer, advantages, target, self.return_scale.snapshot)
+        return sequences_of(buffer, advantages, target, self.return_scale.snapshot, self.risk.lesson(buffer))
 
     def run_epoch(self, sequences: SequenceBatch, training: NDArray[Any], now: Knobs) -> bool:
         """One pass over the training sequences; False when no batch held a valid sample."""
@@ -291,6 +299,7 @@ class DistributionalPPO(BundledAlgorithm):
         if entropy is not None and kl is not None:
             self.entropy.update(entropy, ev)
             self.kl_penalty.update(kl)
+        self.meter.add(self.risk.update(1.0 - self._current_progress_remaining))
         self.meter.add(
             {
                 metrics.LEARNING_RATE: now.learning_rate,
@@ -300,6 +309,7 @@ class DistributionalPPO(BundledAlgorithm):
                 metrics.RETURN_STD: self.return_scale.snapshot.std,
                 metrics.N_UPDATES: float(self._n_updates),
                 **rollout_figures(self.policy, self.rollout_buffer, self.return_scale.snapshot),
+                **calibration_figures(self.rollout_buffer, self.config),
             }
         )
         if self.config.kl_penalty.target is not None:
@@ -334,6 +344,7 @@ class DistributionalPPO(BundledAlgorithm):
             "gradient_scaler": self.learner.gradient_scaler,
             "skipped_steps": self.learner.skipped,
             "return_scale": self.return_scale,
+            "risk": self.risk,
             "obs_stats": self.obs_stats,
             "entropy": self.entropy,
             "kl_penalty": self.kl_penalty,

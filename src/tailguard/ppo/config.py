@@ -11,6 +11,7 @@ from tailguard.errors import ConfigError
 from tailguard.normalization import ReturnScaleConfig
 from tailguard.optim import VGSConfig
 from tailguard.policy import CriticConfig
+from tailguard.ppo.risk import RiskConfig
 from tailguard.schedules import EntropyConfig, KLPenaltyConfig, Schedule, Scheduled
 
 
@@ -51,6 +52,8 @@ class PPOConfig(Config):
     """Adaptive penalty on the divergence."""
     critic: CriticConfig = CriticConfig()
     """The critics."""
+    risk: RiskConfig = RiskConfig()
+    """How the tail of the return enters the policy's objective."""
     return_scale: ReturnScaleConfig = ReturnScaleConfig()
     """The critics' unit."""
     optimizer: Literal["adam", "adamw", "upgd", "adaptive_upgd", "upgdw"] = "adam"

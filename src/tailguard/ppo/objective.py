@@ -7,6 +7,7 @@ a function of its own, and they may run at the same time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,6 +42,17 @@ class ActorLosses:
     log_ratio_max_abs: Tensor
 
 
+class CriticLoss(NamedTuple):
+    """Means over one batch's valid samples."""
+
+    value: Tensor
+    risk_value: Tensor  # zero where nothing learns it
+
+    @property
+    def total(self) -> Tensor:
+        return self.value + self.risk_value
+
+
 def actor_losses(policy: RecurrentPolicy, batch: SequenceBatch, layout: Layout, now: Knobs) -> ActorLosses:
     """Surrogate, entropy bonus and KL penalty."""
     parameters = policy.action_parameters(batch.observations, layout, batch.actor_state)
@@ -56,8 +68,13 @@ def actor_losses(policy: RecurrentPolicy, batch: SequenceBatch, layout: Layout, 
     return ActorLosses(total, surrogate.detach(), entropy.detach(), kl.detach(), clip_fraction, largest)
 
 
-def critic_loss(policy: RecurrentPolicy, c: int, batch: SequenceBatch, layout: Layout) -> Tensor:
-    """Distance of critic c's law from samples of the return."""
+def critic_loss(policy: RecurrentPolicy, c: int, batch: SequenceBatch, layout: Layout) -> CriticLoss:
+    """Distance of critic c's law from samples of the return; the first critic's features also serve the risk value."""
     critic = policy.critic_list[c]
-    output = critic(batch.observations, layout, batch.critic_states[c])
-    return masked_mean(critic.head.loss(output, batch.target, batch.old_quantiles[c]), batch.valid)
+    features = critic.features(batch.observations, layout, batch.critic_states[c])
+    value = masked_mean(critic.head.loss(critic.head(features), batch.target, batch.old_quantiles[c]), batch.valid)
+    if policy.risk_value is None or c > 0:
+        return CriticLoss(value, value.new_zeros(()))
+    period, target = batch.risk[..., :-1], batch.risk[..., -1]
+    error = policy.risk_value(features, batch.observations, period) - target
+    return CriticLoss(value, masked_mean(0.5 * error.square(), batch.valid))

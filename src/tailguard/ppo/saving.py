@@ -268,7 +268,13 @@ class BundledAlgorithm(OnPolicyAlgorithm):
         if max(widths) > largest:
             raise CheckpointError(f"A width of {max(widths)} is declared, the largest tensor has {largest}.")
         with torch.device("meta"):  # shapes without memory
-            policy = RecurrentPolicy(self.observation_space, self.action_space, self.policy_config, self.config.critic)
+            policy = RecurrentPolicy(
+                self.observation_space,
+                self.action_space,
+                self.policy_config,
+                self.config.critic,
+                with_risk_value=self.config.risk.has_value,
+            )
         described = policy.state_dict()
         wrong = sorted(
             name

@@ -40,6 +40,8 @@ def live_state(live: Live) -> dict[str, Any]:
         "starts": np.array(live.starts),
         "actor": list(live.actor_state),
         "critics": [list(state) for state in live.critic_states],
+        "period_return": np.array(live.period_return),
+        "period_steps": np.array(live.period_steps),
     }
 
 
@@ -52,6 +54,7 @@ def restored_live(state: Mapping[str, Any], policy: RecurrentPolicy, n_envs: int
     if shapes[0] != shapes[1] or live.starts.shape != (n_envs,) or len(live.observations) != n_envs:
         raise StateError("The saved memory does not fit this policy and number of environments.")
     live.actor_state, live.critic_states = found[0], found[1:]
+    live.period_return, live.period_steps = np.array(state["period_return"]), np.array(state["period_steps"])
     return live
 
 

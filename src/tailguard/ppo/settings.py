@@ -55,8 +55,10 @@ def nested(base: Any, value: Any) -> dict[str, Any]:
     return {**current, **dict(value or {})}
 
 
-def policy_config_from(policy_name: str, policy_kwargs: Mapping[str, Any] | None) -> PolicyConfig:
-    """`policy_kwargs`, checked; "MlpPolicy" has no memory."""
+def policy_config_from(
+    policy_name: str, policy_kwargs: Mapping[str, Any] | None, fears_risk: bool = False
+) -> PolicyConfig:
+    """`policy_kwargs`, checked; "MlpPolicy" has no memory, and a policy that fears risk explores less at first."""
     if policy_name not in ("MlpPolicy", "MlpLstmPolicy"):
         hint = did_you_mean(policy_name, ("MlpPolicy", "MlpLstmPolicy"))
         raise ConfigError(
@@ -68,6 +70,8 @@ def policy_config_from(policy_name: str, policy_kwargs: Mapping[str, Any] | None
             raise ConfigError(f"policy_kwargs: {name} is not supported; {instead}.")
     if policy_name == "MlpPolicy":
         given["memory"] = "none"
+    if fears_risk:  # exploration as wide as the bounds is itself the tail: the policy would learn to fear acting
+        given.setdefault("log_std_init", -2.0)
     return PolicyConfig(**given)
 
 

@@ -19,7 +19,7 @@ from tailguard.optim.flat import ParameterVector, rescale_moments
 from tailguard.optim.gating import GatedOptimizer
 from tailguard.policy import RecurrentPolicy
 from tailguard.ppo.config import PPOConfig
-from tailguard.ppo.objective import ActorLosses, Knobs, actor_losses, critic_loss
+from tailguard.ppo.objective import ActorLosses, CriticLoss, Knobs, actor_losses, critic_loss
 from tailguard.ppo.threads import Threads
 from tailguard.rollout import SequenceBatch
 
@@ -100,7 +100,7 @@ class Learner:
                 accumulate(stats, *self.backward(micro, now, share), now.vf_coef, share)
         return {**stats, **self.apply_gradients(now, stats[metrics.LOSS])}
 
-    def backward(self, batch: SequenceBatch, now: Knobs, share: float) -> tuple[ActorLosses, list[Tensor]]:
+    def backward(self, batch: SequenceBatch, now: Knobs, share: float) -> tuple[ActorLosses, list[CriticLoss]]:
         """Add `share` of the gradient of each trunk's loss; trunks have no weight in common, so they need not wait."""
         layout = batch.layout()
 
@@ -109,10 +109,10 @@ class Learner:
             (losses.total * share).backward()  # type: ignore[no-untyped-call]
             return losses
 
-        def critic(c: int) -> Tensor:
+        def critic(c: int) -> CriticLoss:
             loss = critic_loss(self.policy, c, batch, layout)
-            (loss * (now.vf_coef * share)).backward()  # type: ignore[no-untyped-call]
-            return loss.detach()
+            (loss.total * (now.vf_coef * share)).backward()  # type: ignore[no-untyped-call]
+            return CriticLoss(loss.value.detach(), loss.risk_value.detach())
 
         critics = [partial(critic, c) for c in range(len(self.policy.critics))]
         losses, *values = self.threads.run([actor, *critics])
@@ -168,17 +168,18 @@ def clip_to_norm(gradient: Tensor, largest: float) -> None:
 
 
 def accumulate(
-    stats: dict[Metric, float], actor: ActorLosses, values: list[Tensor], vf_coef: float, share: float
+    stats: dict[Metric, float], actor: ActorLosses, critics: list[CriticLoss], vf_coef: float, share: float
 ) -> None:
     """Add one micro-batch's figures to the batch's means."""
-    value = sum(float(loss) for loss in values)
+    value, risk_value = (sum(float(loss[i]) for loss in critics) for i in (0, 1))
     figures = {
-        metrics.LOSS: float(actor.total.detach()) + vf_coef * value,
+        metrics.LOSS: float(actor.total.detach()) + vf_coef * (value + risk_value),
         metrics.POLICY_LOSS: float(actor.policy),
-        metrics.VALUE_LOSS: value / len(values),
+        metrics.VALUE_LOSS: value / len(critics),
         metrics.ENTROPY: float(actor.entropy),
         metrics.KL: float(actor.kl),
         metrics.CLIP_FRACTION: float(actor.clip_fraction),
+        metrics.RISK_VALUE_LOSS: risk_value,
     }
     for metric, figure in figures.items():
         stats[metric] = stats.get(metric, 0.0) + share * figure

@@ -9,11 +9,15 @@ import torch
 
 from tailguard.health import metrics
 from tailguard.health.metrics import Metric
+from tailguard.losses.calibration import coverage, realised_cvar
+from tailguard.losses.risk import cvar_weights, interpolation_weights
 from tailguard.normalization import Affine
 from tailguard.policy import RecurrentPolicy, State
 from tailguard.policy.action_heads import GaussianHead
+from tailguard.ppo.config import PPOConfig
 from tailguard.rollout import RolloutBuffer, SequenceBatch
 from tailguard.rollout.collect import Live
+from tailguard.rollout.targets import realised_returns
 
 
 @torch.no_grad()
@@ -46,6 +50,31 @@ def rollout_figures(policy: RecurrentPolicy, buffer: RolloutBuffer, scale: Affin
         figures[metrics.TWIN_GAP] = float(np.abs(means[0] - means[1]).mean()) / scale.std
     if isinstance(policy.action_head, GaussianHead):
         figures[metrics.STD] = float(policy.action_head.log_std.detach().exp().mean())
+    return figures
+
+
+def calibration_figures(buffer: RolloutBuffer, config: PPOConfig) -> Mapping[Metric, float]:
+    """Are the quantiles predicted before the rollout those of what then happened?
+
+    Predictions were made with weights that had not seen the rollout, so they are out of sample; of what comes after the
+    rollout there is only the critics' own word.
+    """
+    levels, alpha = config.critic.levels, config.risk.alpha
+    if len(levels) < 2 or not buffer.valid.any():
+        return {}
+    law = buffer.law[:-1]
+    realised = realised_returns(buffer.rewards, buffer.law, buffer.terminal_law, buffer.dones, config.gamma, levels)
+    at = np.array(list(metrics.COVERAGE))
+    covered = coverage((law @ interpolation_weights(levels, at))[buffer.valid], realised[buffer.valid])
+    figures = dict(zip(metrics.COVERAGE.values(), covered.tolist(), strict=True))
+    figures[metrics.COVERAGE_ERROR] = float(np.abs(covered - at).max())
+    predicted = law @ np.asarray(cvar_weights(levels, alpha, "normal"))
+    figures[metrics.PREDICTED_CVAR] = float(predicted[buffer.valid].mean())
+    if alpha < 1.0:
+        threshold = (law @ interpolation_weights(levels, np.array([alpha])))[..., 0]
+        figures[metrics.EMPIRICAL_CVAR] = realised_cvar(threshold[buffer.valid], realised[buffer.valid], alpha)
+    else:
+        figures[metrics.EMPIRICAL_CVAR] = float(realised[buffer.valid].mean())
     return figures
 
 

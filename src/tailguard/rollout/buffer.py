@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from tailguard.errors import NonFiniteError
@@ -45,8 +46,13 @@ class RolloutBuffer:
         self.terminal_law: dict[tuple[int, int], Floats] = {}  # aggregated (Q,), by (step, env)
         self.values: Floats = np.zeros((0,), np.float64)  # (T + 1, N)
         self.terminal_values: Floats = np.zeros((0,), np.float64)  # (T, N), zero where not truncated
+        self.features = torch.zeros(0)  # (T + 1, N, H) of the first critic, where a risk value reads them
+        self.terminal_features = torch.zeros(0)  # (E, H) in the order of np.nonzero(truncated)
         self.advantages: Floats = np.zeros((0,), np.float64)
         self.returns: Floats = np.zeros((0,), np.float64)
+        self.risk_advantages: Floats = np.zeros((0,), np.float64)  # of the risk stream, undiscounted
+        self.risk_returns: Floats = np.zeros((0,), np.float64)
+        self.period: Floats = np.zeros((0,), np.float64)  # (T, N, 2) where the risk period stands before each step
 
     @property
     def full(self) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tailguard.errors import EnvContractError
 from tailguard.normalization import Affine, ObservationStatistics
-from tailguard.policy import Layout, RecurrentPolicy, State
+from tailguard.policy import Judged, Layout, RecurrentPolicy, State
 from tailguard.rollout.advantages import advantages, successor_values
 from tailguard.rollout.buffer import Floats, RolloutBuffer, require_finite
 
@@ -29,12 +29,14 @@ class Live:
     starts: NDArray[np.bool_]
     actor_state: State
     critic_states: list[State]
+    period_return: Floats  # (N,) X of the risk period so far
+    period_steps: Floats  # (N,) its steps so far
 
     @classmethod
     def fresh(cls, policy: RecurrentPolicy, observations: Floats, starts: NDArray[np.bool_]) -> Live:
         n = len(starts)
         critics = [critic.trunk.memory.initial_state(n) for critic in policy.critic_list]
-        return cls(observations, starts, policy.initial_state(n), critics)
+        return cls(observations, starts, policy.initial_state(n), critics, np.zeros(n), np.zeros(n))
 
 
 @torch.inference_mode()
@@ -137,10 +139,14 @@ def judge(policy: RecurrentPolicy, buffer: RolloutBuffer, live: Live, scale: Aff
 
     Everything is decoded with one scale and written in raw units (docs/algorithm.md, Algorithm 1, line 4).
     """
-    per_critic, ends, after = [], [], []
+    per_critic: list[Tensor] = []
+    ends: list[Tensor] = []
+    after: list[Tensor] = []
     buffer.critic_states = [[] for _ in range(0, buffer.n_steps, buffer.sequence_length)]
     for c, critic in enumerate(policy.critic_list):
-        state, chunks, end_chunks = live.critic_states[c], [], []
+        state = live.critic_states[c]
+        chunks: list[Judged] = []
+        end_chunks: list[Judged] = []
         for s, first in enumerate(range(0, buffer.n_steps, buffer.sequence_length)):
             rows = slice(first, min(first + buffer.sequence_length, buffer.n_steps))
             starts, truncated = buffer.starts[rows], buffer.truncated[rows]
@@ -148,14 +154,18 @@ def judge(policy: RecurrentPolicy, buffer: RolloutBuffer, live: Live, scale: Aff
             buffer.critic_states[s].append(state)
             extra = terminal_observations(buffer, rows)
             obs = torch.from_numpy(buffer.observations[rows])
-            quantiles, end_quantiles, state = critic.evaluate(obs, Layout(starts, truncated), state, extra)
-            chunks.append(quantiles)
-            end_chunks.append(end_quantiles)
+            steps, cut_ends, state = critic.evaluate(obs, Layout(starts, truncated), state, extra)
+            chunks.append(steps)
+            end_chunks.append(cut_ends)
         live.critic_states[c] = state
         follow = state.keep(torch.from_numpy(~live.starts).float())
-        after.append(critic.step(torch.from_numpy(buffer.last_observations), follow)[0])
-        per_critic.append(torch.cat(chunks))
-        ends.append(torch.cat(end_chunks))
+        last, _ = critic.step(torch.from_numpy(buffer.last_observations), follow)
+        after.append(last.quantiles)
+        per_critic.append(torch.cat([chunk.quantiles for chunk in chunks]))
+        ends.append(torch.cat([chunk.quantiles for chunk in end_chunks]))
+        if c == 0 and policy.risk_value is not None:
+            buffer.features = torch.cat([*(chunk.features for chunk in chunks), last.features.unsqueeze(0)])
+            buffer.terminal_features = torch.cat([chunk.features for chunk in end_chunks])
     write_laws(policy, buffer, per_critic, ends, after, scale)
 
 

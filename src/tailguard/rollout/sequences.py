@@ -29,6 +29,7 @@ class SequenceBatch:
     returns: Tensor  # (L, B) lambda-returns, raw units
     target: Tensor  # (L, B, K) samples of the return in normalized units
     old_quantiles: Tensor  # (C, L, B, Q) per critic, normalized units
+    risk: Tensor  # (L, B, 3) period features and target of the risk value; (L, B, 0) without one
     valid: Tensor  # (L, B)
     starts: NDArray[np.bool_]  # (L, B)
     actor_state: State
@@ -53,6 +54,7 @@ class SequenceBatch:
             returns=self.returns.index_select(1, index),
             target=self.target.index_select(1, index),
             old_quantiles=self.old_quantiles.index_select(2, index),
+            risk=self.risk.index_select(1, index),
             valid=self.valid.index_select(1, index),
             starts=self.starts[:, chosen],
             actor_state=self.actor_state.select(index),
@@ -68,8 +70,14 @@ class SequenceBatch:
             yield self.select(np.arange(first, min(first + n_sequences, self.n_sequences)))
 
 
-def sequences_of(buffer: RolloutBuffer, advantages: Floats, target: Floats, scale: Affine) -> SequenceBatch:
-    """All sequences of a rollout; target and old quantiles in the units of `scale`, which is fixed for the update."""
+def sequences_of(
+    buffer: RolloutBuffer, advantages: Floats, target: Floats, scale: Affine, risk: Floats | None = None
+) -> SequenceBatch:
+    """All sequences of a rollout; target and old quantiles in the units of `scale`, which is fixed for the update.
+
+    risk: (T, N, 3) what the risk value learns from, in its own units; None where there is none
+    """
+    lesson = np.zeros((buffer.n_steps, buffer.n_envs, 0)) if risk is None else risk
     length = buffer.sequence_length
     old = ((buffer.quantiles - scale.mean) / scale.std).astype(np.float32)
     return SequenceBatch(
@@ -80,6 +88,7 @@ def sequences_of(buffer: RolloutBuffer, advantages: Floats, target: Floats, scal
         returns=cut(buffer.returns.astype(np.float32), length),
         target=cut(((target - scale.mean) / scale.std).astype(np.float32), length),
         old_quantiles=torch.stack([cut(critic, length) for critic in old]),
+        risk=cut(lesson.astype(np.float32), length),
         valid=cut(buffer.valid, length),
         starts=cut(buffer.starts, length).numpy(),
         actor_state=join_states(buffer.actor_states),

@@ -56,6 +56,35 @@ def return_law_samples(
     return targets
 
 
+def realised_returns(
+    rewards: Floats,
+    law: Floats,
+    terminal_law: Mapping[tuple[int, int], Floats],
+    dones: Bools,
+    gamma: float,
+    levels: Sequence[float],
+) -> Floats:
+    """What each step's return came to: all rewards up to the end of its episode or of the rollout, then one sample of
+    the law predicted there. No generator is asked: levels are spread evenly over the places where a sample is needed.
+
+    Arguments as of `return_law_samples`;  returns: (T, N)
+    """
+    n_envs = rewards.shape[1]
+    places = np.argwhere(dones)
+    ends = [terminal_law.get((int(t), int(n)), np.zeros(law.shape[-1])) for t, n in places]
+    laws = np.concatenate([np.reshape(ends, (-1, law.shape[-1])), law[-1]])
+    spread_out = (0.5 + 0.6180339887 * np.arange(len(laws))) % 1.0  # the golden ratio fills (0, 1) evenly
+    at = np.clip(spread_out, 1e-3, 1.0 - 1e-3)
+    samples = np.einsum("iq,qi->i", laws, interpolation_weights(levels, at))
+    ahead = np.zeros_like(rewards)
+    ahead[tuple(places.T)] = samples[: len(places)]
+    result, running = np.zeros_like(rewards), samples[-n_envs:]
+    for t in range(len(rewards) - 1, -1, -1):
+        running = rewards[t] + gamma * np.where(dones[t], ahead[t], running)
+        result[t] = running
+    return result
+
+
 def episode_ends(dones: Bools) -> Ints:
     """(T, N) the step after the one that ends the current episode, or T where the rollout ends first."""
     n_steps = len(dones)

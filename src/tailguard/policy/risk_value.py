@@ -1,0 +1,42 @@
+"""The value of the risk stream: one number per step, on top of what a critic already sees."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tailguard.normalization import Affine
+
+PERIOD_FEATURES = 2
+"""How far X stands from the threshold, and the share of the period that is over."""
+
+
+class RiskValue(nn.Module):
+    """Expected rest of the risk stream, in the normalized units of its own scale.
+
+    It reads the first critic's features without sending gradient back (the quantiles belong to the money), the
+    observation, and where the period stands: a baseline may know X even where the policy does not.
+    """
+
+    def __init__(self, critic_features: int, obs_features: int, width: int = 64) -> None:
+        super().__init__()
+        inputs = critic_features + obs_features + PERIOD_FEATURES
+        self.layers = nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
+        self.output = nn.Linear(width, 1)
+        for layer in (self.layers[0], self.layers[2]):
+            nn.init.orthogonal_(layer.weight, 2**0.5)  # type: ignore[arg-type]
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+        nn.init.orthogonal_(self.output.weight, 0.1)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(self, critic_features: Tensor, obs: Tensor, period: Tensor) -> Tensor:
+        """(...) from features (..., H), observations (..., F) and period features (..., 2)."""
+        return self.output(self.layers(torch.cat([critic_features.detach(), obs, period], -1))).squeeze(-1)  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def rescale(self, before: Affine, after: Affine) -> tuple[nn.Linear, float, float]:
+        """PopArt: decoded values stay; gives the last layer and the factors on its weights and its gradients."""
+        factor = before.std / after.std
+        self.output.weight.mul_(factor)
+        self.output.bias.mul_(factor).add_((before.mean - after.mean) / after.std)
+        return self.output, factor, factor  # the slope of a squared error is an error, which changes its unit
