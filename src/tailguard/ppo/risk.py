@@ -149,8 +149,16 @@ class EpisodeRisk(Risk):
 
     @property
     def threshold(self) -> float:
-        """nu: the alpha-quantile of recent period returns."""
-        return float(np.quantile(self.recent[:, 0], self.config.alpha, method="inverted_cdf"))
+        """nu: the alpha-quantile of recent period returns; under a limit, where it will be once the limit binds.
+
+        A policy learns to stop just above nu, so a quantile that follows the policy and a policy that follows the
+        quantile can stay anywhere together. The limit says where: as far above it as VaR is above CVaR.
+        """
+        returns, config = self.recent[:, 0], self.config
+        quantile = float(np.quantile(returns, config.alpha, method="inverted_cdf"))
+        if config.cvar_limit is None:
+            return quantile
+        return config.cvar_limit + quantile - empirical_cvar(returns, config.alpha)
 
     def remember(self, periods: Periods) -> None:
         """Keep the last periods; never fewer than the newest rollout's."""
