@@ -54,14 +54,14 @@ def children(pid: int) -> list[int]:
 def disturb(executor: LocalExecutor, folder: Path, which: signal.Signals, times: int, disturbed: list[int]) -> None:
     """Send a signal to a busy worker, `times` times, each after a little progress."""
     rng = np.random.default_rng(0)
-    for number in range(times):
+    while len(disturbed) < times:
         seen = n_lines(folder)
-        wait_until(lambda seen=seen, number=number: n_lines(folder) >= seen + 1 + number % 2)
+        wait_until(lambda seen=seen: n_lines(folder) >= seen + 1 + len(disturbed) % 2)
         time.sleep(float(rng.uniform(0.0, 0.4)))
         busy = [worker.process.pid for worker in list(executor.workers) if worker.task is not None]
         if busy:
-            os.kill(int(rng.choice(busy)), which)
-            disturbed.append(number)
+            disturbed.append(int(rng.choice(busy)))
+            os.kill(disturbed[-1], which)
 
 
 def disturbed_digest(folder: Path, which: signal.Signals, times: int, hang_timeout_s: float) -> tuple[str, int]:
@@ -75,9 +75,11 @@ def disturbed_digest(folder: Path, which: signal.Signals, times: int, hang_timeo
 
 def test_six_killed_workers_change_nothing(undisturbed: str, tmp_path: Path) -> None:
     digest, n_killed = disturbed_digest(tmp_path, signal.SIGKILL, 6, 600.0)
-    assert n_killed >= 5
+    assert n_killed == 6
     assert digest == undisturbed
-    assert sum(line["event"] == "failure" for line in Journal(tmp_path / "population.jsonl").read()) >= n_killed - 1
+    assert (
+        sum(line["event"] == "failure" for line in Journal(tmp_path / "population.jsonl").read()) >= 5
+    )  # one may have died just after it was done
 
 
 def test_workers_that_hang_are_ended_and_their_segments_done_again(undisturbed: str, tmp_path: Path) -> None:
@@ -95,9 +97,9 @@ def test_eight_killed_drivers_change_nothing_and_leave_no_orphans(undisturbed: s
     for _ in range(8):
         seen = n_lines(tmp_path)
         driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        # the first line of a restart says that it is one; then up to three events
+        # the first line of a restart says that it is one; then up to two events
         wait_until(
-            lambda d=driver, s=seen: d.poll() is not None or n_lines(tmp_path) >= s + 1 + int(rng.integers(1, 4))
+            lambda d=driver, s=seen: d.poll() is not None or n_lines(tmp_path) >= s + 1 + int(rng.integers(1, 3))
         )
         time.sleep(float(rng.uniform(0.0, 0.2)))
         workers = children(driver.pid) if driver.poll() is None else []
@@ -106,7 +108,7 @@ def test_eight_killed_drivers_change_nothing_and_leave_no_orphans(undisturbed: s
         driver.communicate()
         wait_until(lambda workers=workers: not any(running(pid) for pid in workers), 10.0)
     last = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    assert n_killed >= 6
+    assert n_killed == 8
     assert last.stdout.split()[-1] == undisturbed
 
 
