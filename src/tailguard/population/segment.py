@@ -67,41 +67,54 @@ def run_segment(folder: Path, segment: RunSegment, beat: Beat = lambda: None) ->
         return Report(segment.member, segment.round, done, name)
     config = load_population(folder / "config.yaml")
     try:
-        agent, training_score = train(folder, segment, config, beat)
-        score = training_score if config.population.score == "training" else validate(agent, config, beat)
+        return Report(segment.member, segment.round, work(folder, segment, config, beat), name)
     except (TrainingDivergedError, NonFiniteError):
         return Report(segment.member, segment.round, nan, None)  # the worst score there is, and no step forward
-    return Report(segment.member, segment.round, write_once(agent, folder, segment, score), name)
 
 
-def train(folder: Path, segment: RunSegment, config: PopulationConfig, beat: Beat) -> tuple[DistributionalPPO, float]:
-    """The agent after the segment, and its mean return per episode while it explored."""
+def work(folder: Path, segment: RunSegment, config: PopulationConfig, beat: Beat) -> float:
+    """Train, write the bundle, score; all of it appears under its name at once. Returns the score."""
     ppo = with_values(config.experiment.ppo, segment.hyperparameters)
     # members share the machine, so each keeps to one core unless told otherwise; results do not depend on it
     experiment = config.experiment.replace(ppo=ppo.replace(update_threads=ppo.update_threads or 1))
-    env = Experiment(experiment).training_env()
-    env.seed(segment.seed)
-    agent = begin(folder, segment, config, Experiment(experiment.replace(seed=segment.seed)), env)
-    pace = Pace(segment.updates, beat)
-    whole = max(config.total_steps, agent.num_timesteps + segment.updates * config.rollout_steps)
-    with suppress(SegmentOver):
-        agent.learn(whole - agent.num_timesteps, pace, reset_num_timesteps=False)
-    env.close()
-    return agent, pace.total_reward / (pace.n_ends + env.num_envs)
+    env = Experiment(experiment).training_env()  # the same market for all members and rounds
+    place = segment_path(folder, bundle_name(segment.member, segment.round))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(mkdtemp(prefix=".segment-", dir=place.parent))
+    try:
+        agent = begin(folder, segment, config, Experiment(experiment.replace(seed=segment.seed)), env)
+        score = train(agent, segment, config, beat)
+        agent.checkpoint(aside / AGENT)
+        if config.population.score == "validation":
+            score = validate(agent, config, beat)
+        write_synced(aside / ABOUT, json.dumps({"inputs": inputs_of(segment), "score": score}).encode())
+        return move_in(aside, place, folder, segment, score)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        env.close()
 
 
 def begin(
     folder: Path, segment: RunSegment, config: PopulationConfig, experiment: Experiment, env: VecEnv
 ) -> DistributionalPPO:
-    """The agent at the start of the segment: fresh, as it was left, or a copy of another member."""
+    """The agent at the start of the segment: fresh, exactly where it stopped, or a copy of another member."""
     if segment.bundle is None:
         return experiment.agent(env)
     bundle = bundle_path(folder, segment.bundle)
     if segment.source is None:
-        return DistributionalPPO.load(bundle, env=env)
+        return DistributionalPPO.resume(bundle, env)
     agent = experiment.agent(env)
     exploit(agent, bundle, segment.hyperparameters, config.population.optimizer_exploit_strategy)
     return agent
+
+
+def train(agent: DistributionalPPO, segment: RunSegment, config: PopulationConfig, beat: Beat) -> float:
+    """Take the segment's updates; returns the mean return per episode while exploring."""
+    pace = Pace(segment.updates, beat)
+    whole = max(config.total_steps, agent.num_timesteps + segment.updates * config.rollout_steps)
+    with suppress(SegmentOver):
+        agent.learn(whole - agent.num_timesteps, pace, reset_num_timesteps=False)
+    return pace.total_reward / (pace.n_ends + agent.n_envs)
 
 
 class SegmentOver(Exception):  # noqa: N818 (not an error: the way out of SB3's loop between two updates)
@@ -178,30 +191,16 @@ def inputs_of(segment: RunSegment) -> dict[str, Any]:
     return {name: value for name, value in asdict(segment).items() if name != "attempt"}
 
 
-def write_once(agent: DistributionalPPO, folder: Path, segment: RunSegment, score: float) -> float:
-    """Write the segment whole under its name, unless another attempt at it was faster."""
-    place = segment_path(folder, bundle_name(segment.member, segment.round))
-    place.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(mkdtemp(prefix=".segment-", dir=place.parent))
-    try:
-        agent.save(aside / AGENT)
-        write_synced(aside / ABOUT, json.dumps({"inputs": inputs_of(segment), "score": score}).encode())
-        sync_directory(aside)
-        earlier = move_in(aside, place, folder, segment)
-        sync_directory(place.parent)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return score if earlier is None else earlier
-
-
-def move_in(aside: Path, place: Path, folder: Path, segment: RunSegment) -> float | None:
-    """Rename a finished segment to its place; when one is there already, that one stays and its score is returned."""
+def move_in(aside: Path, place: Path, folder: Path, segment: RunSegment, score: float) -> float:
+    """Rename a finished segment to its place; one that is there already stays. Returns the score of what is there."""
+    sync_directory(aside)
     try:
         os.rename(aside, place)
-        return None
     except OSError:
         earlier = finished(folder, segment)
-        if earlier is None:  # what is there is damaged or of other inputs
-            shutil.rmtree(place, ignore_errors=True)
-            os.rename(aside, place)
-        return earlier
+        if earlier is not None:
+            return earlier
+        shutil.rmtree(place, ignore_errors=True)  # what is there is damaged or of other inputs
+        os.rename(aside, place)
+    sync_directory(place.parent)
+    return score
