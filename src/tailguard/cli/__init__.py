@@ -169,6 +169,30 @@ def doctor(
     raise typer.Exit(1 if found.failures else 0)
 
 
+@app.command()
+def population(
+    config: Annotated[Path, typer.Argument(help="YAML file: an experiment with a `population` section.")],
+    workers: Annotated[int | None, typer.Option(help="Processes on this machine; its cores by default.")] = None,
+    ray: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster, or `local`; needs the extra tailguard[ray].")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="Name of the folder under runs/; an unfinished one goes on.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="One setting, such as population.max_failures=5; may be repeated.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print the lines of the journal instead of the table.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
+) -> None:
+    """Train a population: members vary some settings, and the worst go on as copies of the best.
+
+    Example: tailguard population population.yaml --workers 4 --run first
+    """
+    from tailguard.cli.population import start
+
+    start(config, set_ or [], run, workers, ray, "quiet" if quiet else "json" if json_ else "live", dry_run)
+
+
 def main() -> None:
     """Entry point: turns errors that a user can act on into one line and exit code 2."""
     warnings.formatwarning = lambda message, *_, **__: f"tailguard: {message}\n"

@@ -22,6 +22,7 @@ from typing import Any
 from tailguard.checkpoint import digest, read_bundle, write_file
 from tailguard.errors import CheckpointError, ConfigError
 from tailguard.population.config import PopulationConfig, load_population
+from tailguard.population.history import ancestry, history
 from tailguard.population.journal import Journal
 from tailguard.population.scheduler import (
     Command,
@@ -188,8 +189,7 @@ class Population:
             "member": best.index,
             "score": best.score,
             "seed": experiment.seed,
-            "lineage": [asdict(ancestor) for ancestor in best.lineage],
-            "n_trials": self.config.population.population_size,
+            "schedule": [asdict(segment) for segment in ancestry(history(self.journal.read()), best.index)],
         }
         run.create(experiment.to_yaml(), about)
         return run.path

@@ -1,0 +1,144 @@
+"""`tailguard population`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from tailguard.cli.train import free_path
+from tailguard.population.config import PopulationConfig, load_population
+from tailguard.population.driver import Population
+from tailguard.population.journal import Journal
+from tailguard.population.local import LocalExecutor
+from tailguard.population.report import member_rows, write_report
+from tailguard.population.tasks import Executor
+from tailguard.run import StoppedNow, run_path
+
+
+def start(
+    config_file: Path,
+    overrides: Sequence[str],
+    run: str | None,
+    workers: int | None,
+    ray_address: str | None,
+    kind: str,
+    dry_run: bool,
+) -> None:
+    """Begin a population, or go on with the one in the folder."""
+    config = load_population(config_file, overrides)
+    if dry_run:
+        typer.echo(config.to_yaml(), nl=False)
+        return
+    folder = run_path(run) if run is not None else free_path(f"population-{config.experiment.seed}")
+    executor = executor_of(config, folder, workers, ray_address)
+    population = Population(config, folder, executor)
+    try:
+        with stopped_by_signals(), DISPLAYS[kind](population) as shown:
+            scheduler = population.run(shown)
+    except StoppedNow as stop:
+        typer.echo(f"{stop}; nothing is lost: the same command with --run {folder} goes on.", err=True)
+        raise typer.Exit(stop.exit_code) from None
+    finally:
+        executor.close()
+    report = write_report(population.folder, config, scheduler)
+    if kind == "quiet":
+        return
+    best = scheduler.best
+    if best is None:
+        typer.echo(f"All members failed; see {population.folder / 'logs'} and {population.journal.path}.", err=True)
+        raise typer.Exit(1)
+    typer.echo(
+        f"member {best.index} is best with {best.score:.4g}; as a run it is in {folder / 'best'}", err=kind == "json"
+    )
+    typer.echo(f"report in {report}", err=kind == "json")
+
+
+def executor_of(config: PopulationConfig, folder: Path, workers: int | None, ray_address: str | None) -> Executor:
+    """Processes on this machine, or tasks of a Ray cluster."""
+    settings = config.population
+    n_workers = workers if workers is not None else min(os.cpu_count() or 1, settings.population_size)
+    return LocalExecutor(n_workers, settings.hang_timeout_s, folder / "logs")
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the population at once: all that is finished is in the journal."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise StoppedNow(signum)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+Shown = Callable[[Population], None]
+
+
+@contextmanager
+def live(population: Population) -> Iterator[Shown]:
+    """A table that redraws itself; without a terminal, a line per round."""
+    console = Console(highlight=False, markup=False)
+    if console.is_terminal:
+        with Live(table(population), console=console, refresh_per_second=2) as screen:
+            yield lambda p: screen.update(table(p))
+        return
+    told = -1
+
+    def tell(p: Population) -> None:
+        nonlocal told
+        if p.scheduler.round != told:
+            told = p.scheduler.round
+            best = p.scheduler.best
+            score = "-" if best is None else f"{best.score:.4g} (member {best.index})"
+            console.print(f"round {told + 1} of {p.scheduler.n_rounds}  best score {score}", soft_wrap=True)
+
+    yield tell
+
+
+@contextmanager
+def as_json(population: Population) -> Iterator[Shown]:
+    """Every line of the journal, as it is written."""
+    told = 0
+
+    def tell(p: Population) -> None:
+        nonlocal told
+        lines = Journal(p.journal.path).read()
+        for line in lines[told:]:
+            typer.echo(json.dumps(line))
+        told = len(lines)
+
+    yield tell
+
+
+@contextmanager
+def quiet(population: Population) -> Iterator[Shown]:
+    yield lambda p: None
+
+
+DISPLAYS = {"live": live, "json": as_json, "quiet": quiet}
+
+
+def table(population: Population) -> Table:
+    """Member, score, settings, whose copy, state."""
+    scheduler = population.scheduler
+    caption = f"round {scheduler.round + 1} of {scheduler.n_rounds}"
+    shown = Table(caption=caption, caption_justify="left")
+    for name in ("member", "score", *(p.name for p in population.config.population.hyperparams), "parent", "state"):
+        shown.add_column(name, justify="right")
+    for row in member_rows(scheduler):
+        shown.add_row(*row)
+    return shown
