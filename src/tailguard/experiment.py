@@ -33,6 +33,8 @@ from tailguard.presets import Preset, preset, trading_config
 from tailguard.run import CheckpointConfig
 from tailguard.yaml_files import parse_yaml, read_yaml, write_yaml
 
+VALIDATION_SEED = 500_000_000
+"""Far from every training seed: another draw of an embedded market, other episodes of a Gymnasium environment."""
 PASSES, LEAST_STEPS, MOST_STEPS = 25, 200_000, 1_000_000
 """Own bars: how often training passes over each bar, within these bounds of environment steps."""
 
@@ -80,6 +82,10 @@ class Task(Protocol):
         """A fresh training environment."""
         ...
 
+    def validation_env(self, n_envs: int, seed: int) -> VecEnv:
+        """An environment where nobody trains, to choose among agents without a look at test."""
+        ...
+
 
 @dataclass(frozen=True)
 class PresetTask:
@@ -102,6 +108,9 @@ class PresetTask:
     def env(self, n_envs: int, seed: int) -> VecEnv:
         return oracle_env(self.preset.market, n_envs, seed)
 
+    def validation_env(self, n_envs: int, seed: int) -> VecEnv:
+        return self.env(n_envs, seed + VALIDATION_SEED)
+
 
 @dataclass(frozen=True)
 class GymTask:
@@ -114,6 +123,9 @@ class GymTask:
 
     def env(self, n_envs: int, seed: int) -> VecEnv:
         return make_vec_env(self.name, n_envs, seed=seed)
+
+    def validation_env(self, n_envs: int, seed: int) -> VecEnv:
+        return self.env(n_envs, seed + VALIDATION_SEED)
 
 
 @dataclass(frozen=True)
@@ -154,6 +166,9 @@ class DataTask:
 
     def env(self, n_envs: int, seed: int) -> VecEnv:
         return self.dataset.training_env(n_envs, seed)
+
+    def validation_env(self, n_envs: int, seed: int) -> VecEnv:
+        return self.dataset.validation_env(n_envs, seed)
 
 
 def task_of(settings: Mapping[str, Any]) -> Task:

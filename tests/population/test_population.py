@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tailguard import DistributionalPPO
-from tailguard.checkpoint import read_bundle
+from tailguard.checkpoint import read_bundle, state_digest
 from tailguard.errors import CheckpointError, ConfigError
 from tailguard.experiment import load_experiment
 from tailguard.population import segment as segment_module
@@ -252,3 +252,24 @@ def test_leftovers_of_a_crash_are_removed(whole: tuple[Path, str], tmp_path: Pat
     (folder / "bundles" / "member-00" / ".segment-abc").mkdir()
     assert digest_of(tiny_population(), folder) == whole[1]
     assert not list((folder / "bundles").glob("*/.*"))
+
+
+def test_segments_continue_exactly_so_their_length_changes_nothing(tmp_path: Path) -> None:
+    given = {
+        "preset": "regime",
+        "n_envs": 4,
+        "steps": 4 * 4 * 16,
+        "policy_kwargs": {"lstm_hidden_size": 8, "net_arch": [8]},
+        "ppo": {"n_steps": 16, "sequence_length": 8, "batch_size": 32, "critic": {"n_quantiles": 8}},
+    }
+    digests = []
+    for interval in (1, 4):
+        population = {"population_size": 1, "perturbation_interval": interval, "score_steps": 10}
+        space = [{"name": "learning_rate.start", "low": 1e-3, "high": 1e-2}]
+        config = population_config({**given, "population": {**population, "hyperparams": space}})
+        folder = tmp_path / str(interval)
+        best = Population(config, folder, InlineExecutor()).run().best
+        assert best is not None
+        assert best.bundle is not None
+        digests.append(state_digest(read_bundle(bundle_path(folder, best.bundle))[0]["parts"]))
+    assert digests[0] == digests[1]

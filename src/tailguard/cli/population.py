@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 
 from tailguard.cli.train import free_path
+from tailguard.errors import ConfigError
 from tailguard.population.config import PopulationConfig, load_population
 from tailguard.population.driver import Population
 from tailguard.population.journal import Journal
@@ -66,6 +67,12 @@ def start(
 def executor_of(config: PopulationConfig, folder: Path, workers: int | None, ray_address: str | None) -> Executor:
     """Processes on this machine, or tasks of a Ray cluster."""
     settings = config.population
+    if ray_address is not None:
+        try:
+            from tailguard.population.ray_runner import RayExecutor
+        except ImportError:
+            raise ConfigError("--ray needs Ray, which is not installed: pip install 'tailguard[ray]'.") from None
+        return RayExecutor(ray_address, settings.hang_timeout_s, folder / "beats", workers)
     n_workers = workers if workers is not None else min(os.cpu_count() or 1, settings.population_size)
     return LocalExecutor(n_workers, settings.hang_timeout_s, folder / "logs")
 

@@ -120,14 +120,21 @@ class Dataset:
 
     def training_env(self, n_envs: int, seed: int) -> TradingVecEnv:
         """Episodes at random places of train; no reward reaches beyond it."""
-        train = self.split.train
+        return self._episodes("train", n_envs, seed)
+
+    def validation_env(self, n_envs: int, seed: int) -> TradingVecEnv:
+        """Episodes at random places of validation, to choose among agents."""
+        return self._episodes("validation", n_envs, seed)
+
+    def _episodes(self, part: Part, n_envs: int, seed: int) -> TradingVecEnv:
+        segment = self.segment(part)
         config = EnvConfig(
             episode_length=self.config.episode_length,
             costs=self.config.costs,
             account=self.config.account,
             agent_state=self.config.agent_state,
         )
-        return self._env(config, n_envs=n_envs, seed=seed, window=(train.start, train.stop + 1))
+        return self._env(config, n_envs=n_envs, seed=seed, window=(segment.start, segment.stop + 1))
 
     def exam_env(self) -> TradingVecEnv:
         """One environment over all bars, for `tailguard.evaluation.backtest`, which says where to start and stop."""

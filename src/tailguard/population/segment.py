@@ -11,8 +11,8 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
-from functools import lru_cache
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
 from math import isfinite, nan
 from pathlib import Path
 from tempfile import mkdtemp
@@ -24,8 +24,8 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from tailguard.checkpoint import read_bundle, sync_directory, write_synced
 from tailguard.errors import CheckpointError, NonFiniteError, TrainingDivergedError
-from tailguard.experiment import Experiment, experiment_config
-from tailguard.population.config import PopulationConfig, load_population
+from tailguard.experiment import Experiment, Task
+from tailguard.population.config import PopulationConfig, population_config
 from tailguard.population.exploit import exploit
 from tailguard.population.scheduler import Report, RunSegment
 from tailguard.population.space import with_values
@@ -34,8 +34,6 @@ from tailguard.ppo import DistributionalPPO
 from tailguard.yaml_files import parse_yaml
 
 AGENT, ABOUT = "agent", "segment.json"
-VALIDATION_SEED = 500_000_000
-"""Far from every training seed: where members are scored, the same for all of them."""
 
 
 def bundle_name(member: int, finished_round: int) -> str:
@@ -65,19 +63,40 @@ def run_segment(folder: Path, segment: RunSegment, beat: Beat = lambda: None) ->
     done = finished(folder, segment)
     if done is not None:
         return Report(segment.member, segment.round, done, name)
-    config = load_population(folder / "config.yaml")
+    plan = plan_of((folder / "config.yaml").read_text(encoding="utf-8"))
     try:
-        return Report(segment.member, segment.round, work(folder, segment, config, beat), name)
+        return Report(segment.member, segment.round, work(folder, segment, plan, beat), name)
     except (TrainingDivergedError, NonFiniteError):
         return Report(segment.member, segment.round, nan, None)  # the worst score there is, and no step forward
 
 
-def work(folder: Path, segment: RunSegment, config: PopulationConfig, beat: Beat) -> float:
+@dataclass(frozen=True)
+class Plan:
+    """A configuration, and the task with the data it has read; kept from one segment of a process to the next."""
+
+    config: PopulationConfig
+    task: Task
+
+    @cached_property
+    def validation_env(self) -> VecEnv:
+        """`seed` and `reset` bring it back to its beginning."""
+        experiment = self.config.experiment
+        return self.task.validation_env(experiment.n_envs, experiment.seed)
+
+
+@lru_cache(maxsize=1)
+def plan_of(config_yaml: str) -> Plan:
+    config = population_config(parse_yaml(config_yaml, "config.yaml"))
+    return Plan(config, Experiment(config.experiment).task)
+
+
+def work(folder: Path, segment: RunSegment, plan: Plan, beat: Beat) -> float:
     """Train, write the bundle, score; all of it appears under its name at once. Returns the score."""
+    config = plan.config
     ppo = with_values(config.experiment.ppo, segment.hyperparameters)
     # members share the machine, so each keeps to one core unless told otherwise; results do not depend on it
     experiment = config.experiment.replace(ppo=ppo.replace(update_threads=ppo.update_threads or 1))
-    env = Experiment(experiment).training_env()  # the same market for all members and rounds
+    env = plan.task.env(experiment.n_envs, experiment.seed)  # the same market for all members and rounds
     place = segment_path(folder, bundle_name(segment.member, segment.round))
     place.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(mkdtemp(prefix=".segment-", dir=place.parent))
@@ -86,7 +105,7 @@ def work(folder: Path, segment: RunSegment, config: PopulationConfig, beat: Beat
         score = train(agent, segment, config, beat)
         agent.checkpoint(aside / AGENT)
         if config.population.score == "validation":
-            score = validate(agent, config, beat)
+            score = validate(agent, plan, beat)
         write_synced(aside / ABOUT, json.dumps({"inputs": inputs_of(segment), "score": score}).encode())
         return move_in(aside, place, folder, segment, score)
     finally:
@@ -146,16 +165,16 @@ class Pace(BaseCallback):
         self.n_ends += int(self.model.rollout_buffer.dones.sum())
 
 
-def validate(agent: DistributionalPPO, config: PopulationConfig, beat: Beat) -> float:
+def validate(agent: DistributionalPPO, plan: Plan, beat: Beat) -> float:
     """Mean return per episode of the deterministic policy where no member trains; all members meet the same.
 
     Episodes under way at the end count as they are, so the score exists also when none has ended.
     """
-    env = validation_env(config.experiment.to_yaml())
-    env.seed(config.experiment.seed + VALIDATION_SEED)
+    env, n_steps = plan.validation_env, plan.config.population.score_steps
+    env.seed(plan.config.experiment.seed)
     observations, state, total, n_episodes = env.reset(), None, 0.0, 0
     starts = np.ones(env.num_envs, np.bool_)
-    for step in range(config.population.score_steps):
+    for step in range(n_steps):
         seen = agent.obs_stats.normalize(np.asarray(observations))
         actions, state = agent.predict(seen, state, starts, deterministic=True)
         n_episodes += int(starts.sum())
@@ -164,13 +183,6 @@ def validate(agent: DistributionalPPO, config: PopulationConfig, beat: Beat) -> 
         if step % 256 == 0:
             beat()
     return total / n_episodes
-
-
-@lru_cache(maxsize=1)
-def validation_env(experiment_yaml: str) -> VecEnv:
-    """Built once per process; `seed` and `reset` bring it back to its beginning."""
-    experiment = experiment_config(parse_yaml(experiment_yaml, "config.yaml"))
-    return Experiment(experiment.replace(seed=experiment.seed + VALIDATION_SEED)).training_env()
 
 
 def finished(folder: Path, segment: RunSegment) -> float | None:

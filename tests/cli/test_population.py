@@ -1,0 +1,93 @@
+"""`tailguard population`: from a YAML file to a report, and on after a stop."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tailguard.population.driver import Population
+from tailguard.population.history import Finished, ancestry
+from tailguard.population.report import write_report
+from tailguard.population.tasks import InlineExecutor
+from tests.cli.test_cli import tailguard
+from tests.population.tiny import tiny_population
+
+
+def config_file(folder: Path, rounds: int = 2) -> Path:
+    file = folder / "population.yaml"
+    file.write_text(tiny_population(rounds).to_yaml())
+    return file
+
+
+def test_the_resolved_configuration_can_be_looked_at_first(tmp_path: Path) -> None:
+    result = tailguard("population", str(config_file(tmp_path)), "--dry-run", "--set", "ppo.gamma=0.5", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "gamma: 0.5" in result.stdout
+    assert "perturbation_interval: 2" in result.stdout
+
+
+def test_a_setting_that_does_not_exist_is_one_clear_message(tmp_path: Path) -> None:
+    file = config_file(tmp_path)
+    file.write_text(file.read_text().replace("name: ent_coef", "name: entcoef"))
+    result = tailguard("population", str(file), cwd=tmp_path)
+    assert result.returncode == 2
+    assert 'no setting entcoef. Did you mean "ent_coef"?' in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_report_shows_every_member_every_setting_and_both_pictures(tmp_path: Path) -> None:
+    config = tiny_population(2, hyperparams=[{"name": "critic.aggregation", "values": ["mean", "min"]}])
+    scheduler = Population(config, tmp_path, InlineExecutor()).run()
+    page = write_report(tmp_path, config, scheduler).read_text()
+    assert page.count("<svg") == 2
+    assert page.count("<tr>") == 1 + 4
+    assert "critic.aggregation" in page
+    assert scheduler.best is not None
+    assert f"Member {scheduler.best.index} is best" in page
+    first = (tmp_path / "lineage.svg").read_bytes()
+    write_report(tmp_path, config, scheduler)
+    assert (tmp_path / "lineage.svg").read_bytes() == first
+
+
+def test_the_ancestry_of_a_member_leads_through_every_copy() -> None:
+    def segment(member: int, judged: int, source: int | None = None) -> Finished:
+        return Finished(member, judged, 0.0, {}, source, 1.0)
+
+    told = [
+        *(segment(member, 0) for member in range(3)),
+        *(segment(0, 1), segment(1, 1, source=2), segment(2, 1)),
+        *(segment(0, 2, source=1), segment(1, 2), segment(2, 2)),
+    ]
+    assert [(s.member, s.round) for s in ancestry(told, 0)] == [(2, 0), (1, 1), (0, 2)]
+    assert [(s.member, s.round) for s in ancestry(told, 2)] == [(2, 0), (2, 1), (2, 2)]
+    assert ancestry(told, 9) == []
+
+
+@pytest.mark.slow
+def test_a_population_that_is_told_to_stop_goes_on_with_the_same_command(tmp_path: Path) -> None:
+    arguments = ["population", str(config_file(tmp_path, rounds=6)), "--workers", "2", "--run", "p", "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tailguard.cli", *arguments], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    journal = tmp_path / "runs" / "p" / "population.jsonl"
+    until = time.monotonic() + 120.0
+    while not journal.exists() or journal.read_bytes().count(b"\n") < 4:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "goes on" in said
+    result = tailguard(*arguments, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert sum(line["event"] == "report" for line in lines) == 6 * 4
+    assert (tmp_path / "runs" / "p" / "report.html").exists()
+    evaluated = tailguard("resume", "runs/p/best", cwd=tmp_path)
+    assert evaluated.returncode == 0, evaluated.stderr

@@ -1,0 +1,73 @@
+"""Populations on a real Ray: one node, two nodes, and two of which one is lost, all with the same bits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailguard.population.journal import Journal
+from tests.population.tiny import digest_of, tiny_population
+
+ray = pytest.importorskip("ray")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("default"),  # Ray's own
+]
+ROUNDS = 6
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return digest_of(tiny_population(ROUNDS), tmp_path_factory.mktemp("undisturbed"))
+
+
+@contextmanager
+def cluster(n_nodes: int) -> Iterator[Any]:
+    """A Ray cluster of nodes with one CPU each, all on this machine."""
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        for _ in range(n_nodes - 1):
+            nodes.add_node(num_cpus=1)
+        nodes.wait_for_nodes()
+        yield nodes
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+
+
+def digest_on(nodes: Any, folder: Path, hang_timeout_s: float = 600.0) -> str:
+    from tailguard.population.ray_runner import RayExecutor
+
+    executor = RayExecutor(nodes.address, hang_timeout_s, folder / "beats")
+    return digest_of(tiny_population(ROUNDS), folder, executor)
+
+
+@pytest.mark.parametrize("n_nodes", [1, 2])
+def test_a_cluster_gives_the_population_that_one_process_gives(n_nodes: int, undisturbed: str, tmp_path: Path) -> None:
+    with cluster(n_nodes) as nodes:
+        assert digest_on(nodes, tmp_path) == undisturbed
+    assert not list((tmp_path / "beats").iterdir())
+
+
+def test_a_node_that_is_lost_loses_no_member(undisturbed: str, tmp_path: Path) -> None:
+    journal, lost = Journal(tmp_path / "population.jsonl"), threading.Event()
+
+    def lose_the_second_node() -> None:
+        while not journal.path.exists() or len(journal.path.read_bytes().splitlines()) < 6:
+            time.sleep(0.05)
+        nodes.remove_node(nodes.list_all_nodes[-1], allow_graceful=False)
+        lost.set()
+
+    with cluster(2) as nodes:
+        threading.Thread(target=lose_the_second_node, daemon=True).start()
+        assert digest_on(nodes, tmp_path) == undisturbed
+    assert lost.is_set()
+    assert any(line["event"] == "failure" for line in journal.read())
