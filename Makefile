@@ -53,7 +53,7 @@ bench-oracles: setup  ## fraction of the optimum on the oracle markets, over see
 docs: setup  ## execute every snippet of README and docs/
 	$(BIN)/pytest -n 2 tests/test_docs.py
 
-demo: setup  ## train on the demo task, print the learning curve and the final return
+demo: setup  ## train on the embedded market, print the result, write runs/demo/report.html
 	$(BIN)/python -m tailguard.cli demo
 
 clean:  ## remove what the targets above made

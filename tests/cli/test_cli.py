@@ -13,6 +13,7 @@ import pytest
 from tailguard import DistributionalPPO
 from tailguard.errors import ConfigError
 from tailguard.presets import PRESETS, preset
+from tailguard.run import RunFolder
 
 
 def tailguard(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -61,12 +62,15 @@ def test_bad_input_is_one_clear_message_and_exit_code_two(tmp_path: Path, argume
     assert result.stderr.count("\n") <= 3
 
 
-def test_the_demo_trains_prints_and_leaves_an_agent_and_a_picture(tmp_path: Path) -> None:
+def test_the_demo_trains_prints_and_leaves_an_agent_a_picture_and_a_report(tmp_path: Path) -> None:
     result = tailguard("demo", "--steps", "20000", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "fraction of the optimum" in result.stdout
     assert (tmp_path / "runs/demo/learning_curve.svg").read_text().startswith("<?xml")
-    assert DistributionalPPO.load(tmp_path / "runs/demo/agent").num_timesteps >= 20_000
+    folder = RunFolder(tmp_path / "runs/demo")
+    assert DistributionalPPO.load(folder.last_checkpoint()).num_timesteps >= 20_000
+    assert "vidence of skill" in (folder.path / "report.html").read_text()
+    assert "report in runs/demo/report.html" in result.stdout
 
 
 def test_help_has_examples(tmp_path: Path) -> None:

@@ -44,9 +44,11 @@ def demo(
     preset: Annotated[str, typer.Option(help="Which embedded market: regime, signal, noise, pairs.")] = "regime",
     seed: Annotated[int, typer.Option(help="Seed of market and agent.")] = 0,
     steps: Annotated[int | None, typer.Option(help="Environment steps; the preset's own by default.")] = None,
-    out: Annotated[Path, typer.Option(help="Where the picture of the learning curve goes.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="Folder of the run; an earlier demo there is replaced.")] = Path(
+        "runs/demo"
+    ),
 ) -> None:
-    """Train on an embedded market whose optimum is known and print which fraction of it was reached.
+    """Train on an embedded market whose optimum is known, print the fraction of it reached, and write a report.
 
     Example: tailguard demo --preset signal --seed 1
     """

@@ -1,7 +1,9 @@
-"""The demo: train on an embedded market, print the learning curve and the fraction of the optimum reached."""
+"""The demo: train on an embedded market, print the learning curve and the fraction of the optimum, write the report."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +14,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from stable_baselines3.common.callbacks import BaseCallback
 
+from tailguard.cli.evaluate import summary
+from tailguard.examination import examine, report_file
+from tailguard.experiment import Experiment, experiment_config
 from tailguard.presets import Preset
 from tailguard.presets import preset as find_preset
+from tailguard.run import RunFolder, train
 
 BPS = 1e4
 
@@ -66,8 +72,14 @@ def run_demo(name: str, seed: int, steps: int | None, out: Path) -> None:
     console.print(
         f"market {name}: the best policy earns {best:.2f} bps per bar after costs of {preset.market.cost_bps:g} bps"
     )
+    experiment = Experiment(experiment_config({"preset": name, "seed": seed, "steps": preset.total_timesteps}))
+    folder, env = RunFolder(out), experiment.training_env()
     began, curve = time.perf_counter(), LearningCurve(preset, console)
-    agent = preset.train(seed, callback=curve)
+    with folder.lock():
+        forget(out)
+        agent = experiment.agent(env)
+        folder.create(experiment.config.to_yaml(), experiment.manifest(env, sys.argv))
+        train(agent, folder, preset.total_timesteps, experiment.config.checkpoint, callback=curve)
     seconds = time.perf_counter() - began
     result = preset.score(agent, seed)
     console.print(
@@ -77,10 +89,19 @@ def run_demo(name: str, seed: int, steps: int | None, out: Path) -> None:
     console.print(f"out of sample, {result.n_steps:,} bars: {earned}")
     if np.isfinite(result.fraction):
         console.print(f"fraction of the optimum: {result.fraction:.1%} (standard error {result.fraction_stderr:.1%})")
-    out.mkdir(parents=True, exist_ok=True)
-    agent.save(out / "agent")
     draw(curve, best, result.reward_per_step * BPS, out / "learning_curve.svg")
-    console.print(f"agent in {out / 'agent'}, picture in {out / 'learning_curve.svg'}")
+    console.print(f"agent in {folder.last_checkpoint()}", soft_wrap=True)
+    for line in summary(examine(folder)):
+        console.print(line, soft_wrap=True)
+    console.print(f"report in {report_file(folder)}", soft_wrap=True)
+
+
+def forget(out: Path) -> None:
+    """Remove what an earlier demo wrote there, and nothing else; the ledger of trials stays."""
+    for name in ("config.yaml", "manifest.json", "metrics.jsonl", "alerts.jsonl", "learning_curve.svg", "report.html"):
+        (out / name).unlink(missing_ok=True)
+    for name in ("checkpoints", "tensorboard", "evaluation"):
+        shutil.rmtree(out / name, ignore_errors=True)
 
 
 def draw(curve: LearningCurve, best: float, final: float, path: Path) -> None:
