@@ -260,7 +260,7 @@ def returns_of_others(folder: RunFolder, trials: Sequence[ledger.Trial], strateg
     return np.column_stack(found) if found else None
 
 
-def rewrite_report(folder: RunFolder, part: Part = "test") -> Path:
+def rewrite_report(folder: RunFolder, part: str = "test") -> Path:
     """The report of an assessment that is there already, with the trials as they are counted now."""
     folder.require()
     kept = assessments.load(evaluation_folder(folder), part)
@@ -295,8 +295,12 @@ def report_file(folder: RunFolder) -> Path:
 
 
 def training_record(folder: RunFolder) -> TrainingRecord:
+    """What training left behind; of a walk-forward the curves of its longest training and the alerts of all."""
     risk = load_experiment(folder.config_file).ppo.model_dump(mode="json").get("risk") or {}
-    return TrainingRecord.read(folder.path, risk.get("cvar_limit"))
+    limit = risk.get("cvar_limit")
+    every = [TrainingRecord.read(place, limit) for place in (folder.path, *sorted(folder.path.glob("folds/*")))]
+    longest = max(every, key=lambda record: len(record.rows))
+    return replace(longest, alerts=tuple(alert for record in every for alert in record.alerts))
 
 
 def settings_digest(config: ExperimentConfig) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -89,11 +89,10 @@ def train(
     """
     from tailguard.cli.train import start
 
-    given = {name: value for name, value in (("preset", preset), ("steps", steps), ("seed", seed)) if value is not None}
-    if data:
-        files = [str(file.resolve()) for file in data]
-        bars: dict[str, object] = {"files": files, "tz": tz, "stamp": stamp}
-        given["data"] = {name: value for name, value in bars.items() if value is not None}  # type: ignore[assignment]
+    given: dict[str, Any] = {
+        name: value for name, value in (("preset", preset), ("steps", steps), ("seed", seed)) if value is not None
+    }
+    given |= bars_of(data, tz, stamp)
     start(config, given, set_ or [], run, "quiet" if quiet else "json" if json_ else "live", dry_run, report)
 
 
@@ -112,6 +111,48 @@ def resume(
     from tailguard.cli.train import go_on
 
     go_on(run, "quiet" if quiet else "json" if json_ else "live")
+
+
+def bars_of(data: list[Path] | None, tz: str | None, stamp: str | None) -> dict[str, Any]:
+    """The settings that --data, --tz and --stamp stand for."""
+    said = {"files": [str(file.resolve()) for file in data or []] or None, "tz": tz, "stamp": stamp}
+    named = {name: value for name, value in said.items() if value is not None}
+    return {"data": named} if named else {}
+
+
+@app.command("walk-forward")
+def walk_forward(
+    config: Annotated[Path | None, typer.Argument(help="YAML file; everything else goes on top of it.")] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Your own bars: CSV, parquet or feather; repeat for several files.")
+    ] = None,
+    tz: Annotated[str | None, typer.Option(help="Time zone of naive stamps in --data, such as UTC.")] = None,
+    stamp: Annotated[str | None, typer.Option(help="Whether bars of --data are stamped at `open` or `close`.")] = None,
+    folds: Annotated[int, typer.Option(help="Test segments, one after the other.")] = 5,
+    seeds: Annotated[int, typer.Option(help="Agents per fold.")] = 3,
+    workers: Annotated[int, typer.Option(help="Processes that train at the same time.")] = 2,
+    steps: Annotated[int | None, typer.Option(help="Environment steps of each agent.")] = None,
+    seed: Annotated[int | None, typer.Option(help="First of the seeds.")] = None,
+    run: Annotated[str | None, typer.Option(help="Name of the folder under runs/, or a path.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="One setting, such as ppo.gamma=0.9; may be repeated.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the result only.")] = False,
+) -> None:
+    """Train over folds in time and seeds, and report one out-of-sample curve. Called again, it goes on.
+
+    Example: tailguard walk-forward --data bars.csv --tz UTC --folds 5 --seeds 3 --run forward
+    """
+    from tailguard.cli.evaluate import walk
+    from tailguard.cli.train import free_path
+    from tailguard.experiment import Experiment, load_experiment
+    from tailguard.run import run_path
+    from tailguard.walk_forward import WalkForwardConfig
+
+    given: dict[str, Any] = {name: value for name, value in (("steps", steps), ("seed", seed)) if value is not None}
+    wanted = load_experiment(config, given | bars_of(data, tz, stamp), set_ or [])
+    place = run_path(run) if run is not None else free_path(f"{Experiment(wanted).task.name}-forward")
+    walk(wanted, place, WalkForwardConfig(folds=folds, seeds=seeds, workers=workers), quiet)
 
 
 @app.command()
@@ -137,7 +178,7 @@ def evaluate(
 @app.command()
 def report(
     run: Annotated[str, typer.Argument(help="Name of the folder under runs/, or a path.")],
-    split: Annotated[str, typer.Option(help="Which evaluation: test, validation or train.")] = "test",
+    split: Annotated[str | None, typer.Option(help="Which evaluation; test where there is one.")] = None,
 ) -> None:
     """Write runs/RUN/report.html again from the last evaluation, with the trials counted anew.
 

@@ -13,10 +13,11 @@ from tailguard.errors import ConfigError, did_you_mean
 from tailguard.evaluation.assessment import Assessment
 from tailguard.evaluation.definitions import percent, ratio
 from tailguard.evaluation.report import break_even_words
-from tailguard.examination import examine, report_file, rewrite_report, write_weights
-from tailguard.experiment import DataTask, Experiment, GymTask
+from tailguard.examination import evaluation_folder, examine, report_file, rewrite_report, write_weights
+from tailguard.experiment import DataTask, Experiment, ExperimentConfig, GymTask
 from tailguard.market.splits import picture
 from tailguard.run import RunFolder, run_path
+from tailguard.walk_forward import WalkForwardConfig, walk_forward
 
 Say = Callable[[str], object]
 
@@ -35,9 +36,31 @@ def evaluate_run(run: str, files: Sequence[Path], split: str, weights: Path | No
     typer.echo(f"report in {report_file(folder)}")
 
 
-def report_run(run: str, split: str) -> None:
+def report_run(run: str, split: str | None) -> None:
     """Write the report of a run again."""
-    typer.echo(f"report in {rewrite_report(RunFolder(run_path(run)), part_of(split))}")
+    folder = RunFolder(run_path(run))
+    folder.require()
+    known = sorted(file.stem for file in evaluation_folder(folder).glob("*.json"))
+    if split is None and known:
+        split = "test" if "test" in known else known[0]
+    if split not in known:
+        raise ConfigError(
+            f"{folder.path} has no evaluation {split!r}.{did_you_mean(str(split), known)} It has: "
+            f"{', '.join(known) or 'none'}. Make one with `tailguard evaluate {folder.name}`."
+        )
+    typer.echo(f"report in {rewrite_report(folder, split)}")
+
+
+def walk(config: ExperimentConfig, run: Path, settings: WalkForwardConfig, quiet: bool) -> None:
+    """Train and examine over folds and seeds."""
+    folder = RunFolder(run)
+    say: Say = (lambda text: None) if quiet else typer.echo
+    introduce(Experiment(config), say)
+    with folder.lock():
+        found = walk_forward(config, folder, settings, say)
+    for line in summary(found):
+        typer.echo(line)
+    typer.echo(f"report in {report_file(folder)}")
 
 
 def part_of(split: str) -> Part:

@@ -1,0 +1,116 @@
+"""Walk-forward: one account over all folds, agents that saw only earlier bars, trials counted, stops survived."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from tailguard.env.dataset import Dataset
+from tailguard.errors import ConfigError
+from tailguard.evaluation import ledger
+from tailguard.evaluation.backtest import follow_targets
+from tailguard.experiment import experiment_config
+from tailguard.run import RunFolder
+from tailguard.walk_forward import Job, WalkForwardConfig, fold_splits, run_fold, walk_forward
+from tests.market.market_data import random_bars
+from tests.test_examination import TINY
+
+
+def settings(place, seed: int = 0, n: int = 500):
+    path = place / "bars.parquet"
+    if not path.exists():
+        random_bars(n, ("AAA", "BBB")).frame.write_parquet(path)
+    return experiment_config({"data": {"files": [str(path)]}, "seed": seed}, TINY)
+
+
+def job(place, folder: RunFolder, fold: int, seed: int = 0) -> Job:
+    return Job(folder.config_file, place / f"alone-{fold}-{seed}", fold, 3, seed)
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory):
+    place = tmp_path_factory.mktemp("walk")
+    folder = RunFolder(place / "runs" / "forward")
+    said: list[str] = []
+    result = walk_forward(settings(place), folder, WalkForwardConfig(folds=3, seeds=2, workers=1), said.append)
+    return place, folder, result, said
+
+
+def test_the_curve_is_one_account_that_follows_the_mean_decision_of_the_seeds(walked):
+    place, folder, result, _ = walked
+    config = settings(place)
+    bars = Dataset.load(config.data).bars
+    splits = fold_splits(config, len(bars), 3)
+    alone = {(fold, seed): run_fold(job(place, folder, fold, seed)) for fold in range(3) for seed in range(2)}
+    mean = np.concatenate([(alone[fold, 0].targets + alone[fold, 1].targets) / 2 for fold in range(3)])
+    first = splits[0].test.start
+    expected = follow_targets(bars, mean, first, costs=config.data.costs, account=config.data.account)
+    assert_array_equal(result.strategy.returns, expected.returns)
+    assert [fold.first for fold in result.folds] == [split.test.start - first for split in splits]
+    assert len(result.strategy) == splits[-1].test.stop - first
+
+
+def test_every_agent_has_seen_only_bars_before_its_test(walked):
+    """Rewriting everything from the fold's test on leaves its training, and so its first decision, untouched."""
+    place, folder, _, _ = walked
+    config = settings(place)
+    bars = Dataset.load(config.data).bars
+    split = fold_splits(config, len(bars), 3)[1]
+    assert split.train.reward_stop <= split.test.warm_start
+    other = place / "rewritten"
+    other.mkdir()
+    bars.scale_after(split.test.start, 3.0).frame.write_parquet(other / "bars.parquet")
+    elsewhere = RunFolder(other / "run")
+    elsewhere.create(settings(other).to_yaml(), {})
+    ours, theirs = run_fold(job(place, folder, 1)), run_fold(job(other, elsewhere, 1))
+    assert_array_equal(ours.targets[0], theirs.targets[0])
+    assert not np.array_equal(ours.targets, theirs.targets)
+
+
+def test_each_seed_fold_and_look_is_a_row(walked):
+    _, folder, result, _ = walked
+    rows = ledger.read(folder.path)
+    assert sum(row.fold is not None for row in rows) == 6
+    assert sum(row.split == "walk-forward" for row in rows) == 3  # two seeds and their mean
+    assert result.verdict.n_trials == 3
+    assert result.overfitting is not None
+    assert {row.seed for row in rows} == {0, 1}
+
+
+def test_the_report_shows_the_folds(walked):
+    _, folder, _, said = walked
+    text = (folder.path / "report.html").read_text()
+    assert all(f"fold {i}" in text for i in (1, 2, 3))
+    assert "the curve is the mean decision of 2" in text
+    assert "No alert in" in text or "warn/" in text  # the folds' own records are found
+    assert sum("out-of-sample Sharpe" in line for line in said) == 6
+
+
+def test_what_is_finished_stays_finished(walked):
+    place, folder, result, _ = walked
+    before = {path: path.stat().st_mtime_ns for path in folder.path.glob("folds/*/checkpoints/*/manifest.json")}
+    assert len(before) == 6
+    again = walk_forward(settings(place), folder, WalkForwardConfig(folds=3, seeds=2, workers=1))
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert_array_equal(again.strategy.returns, result.strategy.returns)
+    assert again.verdict.n_trials == 3  # the same results, looked at twice
+    with pytest.raises(ConfigError, match="other settings"):
+        walk_forward(settings(place, seed=5), folder, WalkForwardConfig(folds=3))
+
+
+def test_folds_follow_one_another_and_need_bars(tmp_path):
+    config = settings(tmp_path)
+    splits = fold_splits(config, 500, 4)
+    assert all(after.test.start == before.test.stop for before, after in pairwise(splits))
+    with pytest.raises(ConfigError, match="give --data"):
+        walk_forward(experiment_config({"preset": "signal"}), RunFolder(tmp_path / "x"), WalkForwardConfig())
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_curve_as_one(walked, tmp_path):
+    place, _, result, _ = walked
+    again = walk_forward(settings(place), RunFolder(tmp_path / "two"), WalkForwardConfig(folds=3, seeds=2, workers=2))
+    assert_array_equal(again.strategy.returns, result.strategy.returns)
