@@ -71,6 +71,12 @@ class Drawing:
     def text(self, x: float, y: float, words: str, style: str = "", anchor: str = "middle") -> None:
         self.add(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{style}">{escape(words)}</text>')
 
+    def x_tick(self, i: int, x: float, words: str) -> None:
+        """A word under the chart; at the right edge it ends there, and a small screen shows every second one."""
+        at_edge = x > WIDTH - RIGHT - 30
+        style = "tick odd" if i % 2 else "tick"
+        self.text(min(x, WIDTH - RIGHT), self.height - 7, words, style, "end" if at_edge else "middle")
+
     def line(self, x1: float, y1: float, x2: float, y2: float, style: str) -> None:
         self.add(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{style}"/>')
 
@@ -100,10 +106,10 @@ def time_chart(
     low, high = limits([line.y for line in lines], log=log, zero=fill)
     frame = Frame(moments[0], moments[-1], low, high, height, log)
     y_axis(drawing, frame, form)
-    for at, words in time_ticks(ts[0], ts[-1]):
+    for i, (at, words) in enumerate(time_ticks(ts[0], ts[-1])):
         place = frame.x(float(at.astype("datetime64[ms]").astype(np.int64)))
         drawing.line(place, TOP, place, height - BOTTOM, "grid")
-        drawing.text(place, height - 7, words, "tick")
+        drawing.x_tick(i, place, words)
     for at, words in marks:
         place = frame.x(float(at.astype("datetime64[ms]").astype(np.int64)))
         drawing.line(place, TOP, place, height - BOTTOM, "mark")
@@ -121,8 +127,8 @@ def curve_chart(
     low, high = limits([line.y for line in lines])
     frame = Frame(float(x[0]), float(x[-1]) if x[-1] > x[0] else float(x[0]) + 1.0, low, high, height)
     y_axis(drawing, frame, form)
-    for tick in nice_ticks(frame.x_low, frame.x_high, 6):
-        drawing.text(frame.x(tick), height - 7, x_form(tick), "tick")
+    for i, tick in enumerate(nice_ticks(frame.x_low, frame.x_high, 6)):
+        drawing.x_tick(i, frame.x(tick), x_form(tick))
     for line in lines:
         drawing.add(path(frame, x, line))
     return drawing.render()
@@ -154,7 +160,7 @@ def histogram(title: str, description: str, values: Array, marks: Sequence[tuple
     height = 200
     drawing = Drawing(title, description, height)
     low, high = (float(q) for q in np.quantile(values, [0.0005, 0.9995]))
-    low, high = min(low, *(at for at, _ in marks), 0.0), max(high, 0.0)
+    low, high = min(low, *(1.6 * at for at, _ in marks), 0.0), max(high, 0.0)  # room for the words of the marks
     if not high > low:
         low, high = low - 1e-6, high + 1e-6
     counts, edges = np.histogram(np.clip(values, low, high), bins=60, range=(low, high))
@@ -168,11 +174,11 @@ def histogram(title: str, description: str, values: Array, marks: Sequence[tuple
                 f'height="{height - BOTTOM - top:.1f}" class="{style}"/>'
             )
     drawing.line(LEFT, height - BOTTOM, WIDTH - RIGHT, height - BOTTOM, "axis")
-    for tick in nice_ticks(low, high, 6):
-        drawing.text(frame.x(tick), height - 7, form(tick), "tick")
+    for i, tick in enumerate(nice_ticks(low, high, 6)):
+        drawing.x_tick(i, frame.x(tick), form(tick))
     for i, (at, words) in enumerate(marks):
         drawing.line(frame.x(at), TOP, frame.x(at), height - BOTTOM, "mark")
-        drawing.text(frame.x(at) + 3, TOP + 10 + 12 * i, words, "tick", "start")
+        drawing.text(frame.x(at) - 4, TOP + 12 + 20 * i, words, "tick", "end")
     return drawing.render()
 
 
