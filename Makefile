@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup check format test slow bench bench-peers bench-env bench-continual bench-optimizers bench-oracles docs demo clean
+.PHONY: help setup check format test slow bench bench-peers bench-env bench-continual bench-optimizers bench-oracles docs screenshots demo clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,11 +50,19 @@ bench-optimizers: setup  ## cost of one optimizer step beside torch's AdamW
 bench-oracles: setup  ## fraction of the optimum on the oracle markets, over seeds, beside RecurrentPPO
 	$(BIN)/python -m benchmarks.oracles
 
-docs: setup  ## execute every snippet of README and docs/
+$(VENV)/.docs-installed: $(VENV)/.installed
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: setup $(VENV)/.docs-installed  ## execute every snippet of README and docs/, then build the site in site/
 	$(BIN)/pytest -n 2 tests/test_docs.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+screenshots: setup  ## the pictures of the report in docs/img, from runs/demo, with Debian's chromium
+	$(BIN)/python -m tests.evaluation.screenshots runs/demo/report.html
 
 demo: setup  ## train on the embedded market, print the result, write runs/demo/report.html
 	$(BIN)/python -m tailguard.cli demo
 
 clean:  ## remove what the targets above made
-	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) runs site .mypy_cache .pytest_cache .ruff_cache
