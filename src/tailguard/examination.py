@@ -244,8 +244,7 @@ def optimum_of(exam: Exam, strategy: Backtest) -> OptimumFound | None:
     if exam.best_policy is None:
         return None
     best = exam.run(exam.best_policy)
-    earned, top = (float(np.mean(np.log1p(result.returns))) for result in (strategy, best))
-    return OptimumFound(earned, top, exam.best_expected)
+    return OptimumFound.compare(np.log1p(strategy.returns), np.log1p(best.returns), exam.best_expected)
 
 
 def returns_of_others(folder: RunFolder, trials: Sequence[ledger.Trial], strategy: Backtest) -> Array | None:

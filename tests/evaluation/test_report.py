@@ -205,6 +205,20 @@ def test_a_report_of_100_000_bars_is_made_in_seconds_and_small():
     Page(text)
 
 
+def test_the_fraction_of_the_optimum_knows_its_error():
+    """Both earn the same market with noise of their own: the error is that of the noise, not of the market."""
+    rng = np.random.default_rng(0)
+    shared = rng.normal(1e-3, 0.02, (400, 5_000))
+    found = [
+        OptimumFound.compare(0.8 * path + rng.normal(0, 1e-3, 5_000), path, 1e-3)
+        for path in shared
+        if path.mean() > 5e-4
+    ]
+    errors = [(one.fraction - 0.8) / one.fraction_stderr for one in found]
+    assert 0.85 < np.std(errors) < 1.15
+    assert OptimumFound.compare(np.zeros(200), np.zeros(200), 0.0).fraction is None
+
+
 def test_thinning_keeps_the_peaks_and_the_ends():
     y = np.random.default_rng(0).normal(size=50_000)
     y[[777, 31_234]] = 99.0, -99.0

@@ -128,5 +128,6 @@ def summary(found: Assessment) -> list[str]:
         f"break-even cost {break_even_words(found)}",
     ]
     if found.optimum is not None and found.optimum.fraction is not None:
-        lines.append(f"  fraction of the optimum: {found.optimum.fraction:.1%}")
+        best = found.optimum
+        lines.append(f"  fraction of the optimum: {best.fraction:.1%} (standard error {best.fraction_stderr:.1%})")
     return lines

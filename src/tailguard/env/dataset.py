@@ -36,7 +36,7 @@ FEW_BARS = 2_000
 class DataConfig(Config):
     """Where the bars come from, what the agent sees of them, how they are split and what trading costs."""
 
-    files: tuple[str, ...]
+    files: tuple[str, ...] = ()
     """CSV, parquet or feather files; several are joined on one clock."""
     symbol: str | None = None
     """Only this symbol of files that hold many."""
@@ -46,6 +46,8 @@ class DataConfig(Config):
     """Whether a bar is stamped at its open or its close."""
     repair: tuple[str, ...] = ()
     """Named repairs of `load_bars`."""
+    columns: tuple[str, ...] = ()
+    """Names of the columns of a file without header."""
     features: tuple[str, ...] = DEFAULT_FEATURES
     """What the agent sees of each symbol, by name."""
     feature_clip: PositiveFloat = 5.0
@@ -156,13 +158,22 @@ class Dataset:
 
 def read_bars(config: DataConfig) -> Bars:
     """The bars of a configuration, checked."""
-    files: Any = list(config.files) if len(config.files) > 1 else config.files[0] if config.files else None
-    if files is None:
-        raise ConfigError("data.files is empty: name at least one file of bars.")
+    if not config.files:
+        raise ConfigError("data.files is empty: name at least one file of bars, for example with --data bars.csv.")
     for file in config.files:
         if not Path(file).is_file():
             raise DataError(f"There is no file {file!r}. Give the path of a CSV, parquet or feather file of bars.")
-    return load_bars(files, symbol=config.symbol, tz=config.tz, stamp=config.stamp, repair=config.repair)
+    source: Any = list(config.files) if len(config.files) > 1 else config.files[0]
+    columns = list(config.columns) or None
+    try:
+        return load_bars(
+            source, symbol=config.symbol, tz=config.tz, stamp=config.stamp, columns=columns, repair=config.repair
+        )
+    except DataError as error:
+        raise DataError(
+            f"{error}\nOn the command line these are --tz, --stamp, --set 'data.repair=[sort]' and "
+            f"--set 'data.columns=[ts, open, ...]'; `tailguard data check FILE` lists everything that is wrong."
+        ) from None
 
 
 def split_rules(config: DataConfig) -> SplitRules:

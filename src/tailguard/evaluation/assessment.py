@@ -80,10 +80,23 @@ class OptimumFound:
     earned: float
     best_on_path: float
     best_expected: float
+    fraction_stderr: float = 0.0
+    """Standard error of `fraction`: on one path the agent may even be luckier than the best policy."""
 
     @property
     def fraction(self) -> float | None:
         return self.earned / self.best_on_path if self.best_on_path > 0.0 else None
+
+    @classmethod
+    def compare(cls, earned: Array, best: Array, best_expected: float, n_blocks: int = 50) -> OptimumFound:
+        """From rewards per bar of the agent and of the best policy on the same bars."""
+        mean, top = float(earned.mean()), float(best.mean())
+        if not top > 0.0 or len(earned) < 2 * n_blocks:
+            return cls(mean, top, best_expected)
+        # delta method on blocks, which keep autocorrelation: the ratio varies like mean(earned - ratio * best) / top
+        gap = earned - mean / top * best
+        blocks = gap[: len(gap) // n_blocks * n_blocks].reshape(n_blocks, -1).mean(axis=1)
+        return cls(mean, top, best_expected, float(blocks.std(ddof=1)) / n_blocks**0.5 / top)
 
 
 @dataclass(frozen=True)
