@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import polars as pl
@@ -39,16 +41,34 @@ def write(path: Path, n: int = 700, symbols: tuple[str, ...] = ("AAA", "BBB"), s
     return path
 
 
-def trained(place: Path, monkeypatch: pytest.MonkeyPatch, run: str = "first", seed: int = 0) -> RunFolder:
-    monkeypatch.chdir(place)
-    if not (place / "bars.csv").exists():
-        write(place / "bars.csv")
+def train_here(run: str, seed: int = 0) -> None:
     start(None, {"data": {"files": ["bars.csv"]}, "seed": seed}, TINY, run, "quiet", False)
-    return RunFolder(place / "runs" / run)
 
 
-def test_training_on_a_file_ends_in_a_report_a_trial_and_an_evaluation(tmp_path, monkeypatch):
-    folder = trained(tmp_path, monkeypatch)
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """A place with bars and the finished run `first`; tests work on copies."""
+    place = tmp_path_factory.mktemp("template")
+    with chdir(place):
+        write(place / "bars.csv")
+        train_here("first")
+    return place
+
+
+@pytest.fixture
+def here(template, tmp_path, monkeypatch) -> Path:
+    copytree(template, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def first(here) -> RunFolder:
+    return RunFolder(here / "runs" / "first")
+
+
+def test_training_on_a_file_ends_in_a_report_a_trial_and_an_evaluation(first):
+    folder = first
     text = (folder.path / "report.html").read_text()
     assert "evidence of skill" in text.lower()
     assert "bars.csv" in text
@@ -62,22 +82,22 @@ def test_training_on_a_file_ends_in_a_report_a_trial_and_an_evaluation(tmp_path,
     assert table.height == trial.n_bars
 
 
-def test_every_look_is_a_row_and_different_results_are_different_trials(tmp_path, monkeypatch):
-    first = trained(tmp_path, monkeypatch)
+def test_every_look_is_a_row_and_different_results_are_different_trials(here, first):
     again = examine(first)
     assert (again.verdict.n_trials, again.verdict.n_looks) == (1, 2)
-    trained(tmp_path, monkeypatch, "second", seed=1)
+    train_here("second", seed=1)
     report_run("first", "test")
     text = (first.path / "report.html").read_text()
     assert "2 different results in 3 looks" in text
-    third = trained(tmp_path, monkeypatch, "third", seed=2)
+    train_here("third", seed=2)
+    third = RunFolder(here / "runs" / "third")
     found = assessments.load(third.path / "evaluation", "test")
     assert found.verdict.n_trials == 3
     assert found.overfitting is not None  # three results on the same bars can be compared
 
 
-def test_weights_are_decisions_that_another_backtester_can_follow(tmp_path, monkeypatch):
-    folder = trained(tmp_path, monkeypatch)
+def test_weights_are_decisions_that_another_backtester_can_follow(tmp_path, first, capsys):
+    folder = first
     evaluate_run("first", [], "test", tmp_path / "w.parquet")
     weights = pl.read_parquet(tmp_path / "w.parquet")
     assert weights.columns == ["ts", "AAA", "BBB"]
@@ -88,13 +108,18 @@ def test_weights_are_decisions_that_another_backtester_can_follow(tmp_path, monk
     data = load_experiment(folder.config_file).data
     again = follow_targets(bars, weights.select("AAA", "BBB").to_numpy(), first, costs=data.costs, account=data.account)
     assert_array_equal(again.returns, pl.read_parquet(folder.path / "evaluation/test.parquet")["return"].to_numpy())
+    capsys.readouterr()
+    evaluate_run("first", [], "test", None, as_json=True)
+    said = json.loads(capsys.readouterr().out)
+    assert said["verdict"]["n_trials"] == 1
+    assert said["report"].endswith("report.html")
     with pytest.raises(ConfigError, match=r"\.parquet or a \.csv"):
         evaluate_run("first", [], "test", tmp_path / "w.xlsx")
 
 
-def test_one_bar_at_a_time_gives_the_decisions_of_the_backtest_bit_for_bit(tmp_path, monkeypatch):
+def test_one_bar_at_a_time_gives_the_decisions_of_the_backtest_bit_for_bit(tmp_path, first):
     """Shadow mode: features from the last few bars, the scaler of the training, the weight a broker reports."""
-    folder = trained(tmp_path, monkeypatch)
+    folder = first
     table = pl.read_parquet(folder.path / "evaluation/test.parquet")
     bars, data = load_bars(tmp_path / "bars.csv"), load_experiment(folder.config_file).data
     agent, features = DistributionalPPO.load(folder.last_checkpoint()), FeatureSet(data.features)
@@ -115,8 +140,8 @@ def test_one_bar_at_a_time_gives_the_decisions_of_the_backtest_bit_for_bit(tmp_p
     assert_array_equal(np.stack(decisions), table.select("target:AAA", "target:BBB").to_numpy())
 
 
-def test_other_bars_are_seen_with_the_scaler_of_the_training(tmp_path, monkeypatch):
-    folder = trained(tmp_path, monkeypatch)
+def test_other_bars_are_seen_with_the_scaler_of_the_training(tmp_path, first):
+    folder = first
     write(tmp_path / "new.csv", 300, seed=9)
     found = examine(folder, files=["new.csv"])
     own = load_experiment(folder.config_file).data
@@ -134,8 +159,8 @@ def test_other_bars_are_seen_with_the_scaler_of_the_training(tmp_path, monkeypat
         examine(folder, files=[str(write(tmp_path / "other.csv", 300, ("AAA", "CCC")))])
 
 
-def test_symbols_in_another_order_are_the_same_symbols(tmp_path, monkeypatch):
-    folder = trained(tmp_path, monkeypatch)
+def test_symbols_in_another_order_are_the_same_symbols(tmp_path, first):
+    folder = first
     frame = random_bars(300, ("AAA", "BBB"), seed=9).frame
     frame.write_csv(tmp_path / "one.csv")
     frame.sort("ts", "symbol", descending=[False, True]).write_csv(tmp_path / "two.csv")
@@ -180,8 +205,8 @@ def test_bad_data_settings_say_what_to_do(settings, message):
         experiment_config(settings)
 
 
-def test_a_part_that_is_not_there_and_a_task_without_bars_are_refused(tmp_path, monkeypatch):
-    folder = trained(tmp_path, monkeypatch)
+def test_a_part_that_is_not_there_and_a_task_without_bars_are_refused(tmp_path, first):
+    folder = first
     with pytest.raises(ConfigError, match="no validation part"):
         examine(folder, "validation")
     with pytest.raises(ConfigError, match="Did you mean"):
@@ -199,6 +224,18 @@ def test_an_embedded_market_is_examined_on_a_draw_that_no_training_uses():
     assert best.returns.mean() > 0
     assert isinstance(Experiment(experiment_config({"preset": "signal"})).task, PresetTask)
     assert not isinstance(task, DataTask)
+
+
+def test_a_cvar_limit_is_a_promise_that_the_report_judges(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "bars.csv")
+    risk = ["ppo.risk.mode=episode", "ppo.risk.cvar_limit=-0.05", "data.episode_length=40"]
+    seen = ["data.agent_state=[weight, time_left, period_return]"]
+    start(None, {"data": {"files": ["bars.csv"]}}, [*TINY, *risk, *seen], "careful", "quiet", False)
+    folder = RunFolder(tmp_path / "runs/careful")
+    text = (folder.path / "report.html").read_text()
+    assert "CVaR 5% of the return of 40 bars: the limit is -5.00%" in text
+    assert len(assessments.load(folder.path / "evaluation", "test").strategy) % 40 == 0  # whole periods
 
 
 def test_periods_restart_what_an_agent_sees_of_time_and_one_account_follows(tmp_path):

@@ -28,13 +28,14 @@ from tailguard.evaluation import ledger
 from tailguard.evaluation.assessment import Assessment, OptimumFound, Subject, assess, trial_of
 from tailguard.evaluation.backtest import Backtest, backtest, backtest_periods
 from tailguard.evaluation.report import write_report
-from tailguard.evaluation.training_record import TrainingRecord
+from tailguard.evaluation.training_record import RiskPromise, TrainingRecord
 from tailguard.evaluation.verdict import judge
 from tailguard.experiment import DataTask, Experiment, ExperimentConfig, PresetTask, load_experiment
 from tailguard.market import Bars
 from tailguard.market.features import FeatureScaler, FeatureSet
 from tailguard.market.splits import picture
 from tailguard.ppo import DistributionalPPO
+from tailguard.presets import preset
 from tailguard.run import RunFolder
 
 Array = npt.NDArray[np.float64]
@@ -295,11 +296,23 @@ def report_file(folder: RunFolder) -> Path:
 
 def training_record(folder: RunFolder) -> TrainingRecord:
     """What training left behind; of a walk-forward the curves of its longest training and the alerts of all."""
-    risk = load_experiment(folder.config_file).ppo.model_dump(mode="json").get("risk") or {}
-    limit = risk.get("cvar_limit")
-    every = [TrainingRecord.read(place, limit) for place in (folder.path, *sorted(folder.path.glob("folds/*")))]
+    promise = promise_of(load_experiment(folder.config_file))
+    every = [TrainingRecord.read(place, promise) for place in (folder.path, *sorted(folder.path.glob("folds/*")))]
     longest = max(every, key=lambda record: len(record.rows))
     return replace(longest, alerts=tuple(alert for record in every for alert in record.alerts))
+
+
+def promise_of(config: ExperimentConfig) -> RiskPromise | None:
+    """The CVaR limit that training was given, if any."""
+    risk = config.ppo.risk
+    if risk.cvar_limit is None:
+        return None
+    if config.data is not None:
+        episode: int | None = config.data.episode_length
+    else:
+        episode = oracle_config(preset(config.preset).market).episode_length if config.preset is not None else None
+    period = risk.horizon or episode
+    return RiskPromise(risk.cvar_limit, risk.alpha, period) if period is not None else None
 
 
 def settings_digest(config: ExperimentConfig) -> str:

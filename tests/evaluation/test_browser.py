@@ -11,7 +11,7 @@ import pytest
 
 from tailguard.evaluation.assessment import Fold, OptimumFound
 from tailguard.evaluation.report import write_report
-from tailguard.evaluation.training_record import TrainingRecord
+from tailguard.evaluation.training_record import RiskPromise, TrainingRecord
 from tests.evaluation.browser import MISSING, Browser
 from tests.evaluation.results import assessed, foresight, market
 
@@ -57,7 +57,7 @@ def page(tmp_path_factory):
     }
     rows = tuple({"step": s, **figures, "risk/period_cvar": -0.05} for s in range(1, 6))
     alert = {"step": 4, "alert": "warn/x", "meaning": "Something.", "advice": "Look."}
-    return write_report(found, TrainingRecord(rows, (alert,), -0.04), place / "report.html")
+    return write_report(found, TrainingRecord(rows, (alert,), RiskPromise(-0.04, 0.05, 250)), place / "report.html")
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tailguard.evaluation.assessment import Fold, OptimumFound, calibrated
 from tailguard.evaluation.definitions import DEFINITIONS
 from tailguard.evaluation.ledger import TrialCount
 from tailguard.evaluation.report import render
-from tailguard.evaluation.training_record import TrainingRecord
+from tailguard.evaluation.training_record import RiskPromise, TrainingRecord
 from tests.evaluation.results import assessed, foresight, market
 
 SECTIONS = ("performance", "risk", "costs", "behaviour", "health", "integrity", "appendix")
@@ -151,7 +151,7 @@ def test_training_leaves_its_curves_alerts_and_the_cvar_path(good, tmp_path):
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 7, "tra')
     (tmp_path / "alerts.jsonl").write_text(json.dumps({"step": 4, "name": "warn/x", "meaning": "Something."}) + "\n")
-    record = TrainingRecord.read(tmp_path, cvar_limit=-0.04)
+    record = TrainingRecord.read(tmp_path, RiskPromise(-0.04, 0.05, 250))
     assert len(record.rows) == 5
     text = render(good, record)
     page = Page(text)
@@ -160,6 +160,19 @@ def test_training_leaves_its_curves_alerts_and_the_cvar_path(good, tmp_path):
     assert "Something." in text
     assert "No alert in" not in text
     assert "No alert in 5 updates" in render(good, TrainingRecord(rows=record.rows))
+
+
+def test_a_cvar_limit_is_judged_out_of_sample_by_the_same_quantity(good):
+    logs = np.log1p(good.strategy.returns)
+    periods = logs[: len(logs) // 20 * 20].reshape(-1, 20).sum(axis=1)
+    worst = float(np.sort(periods)[: round(0.1 * len(periods))].mean())
+    found, n = RiskPromise(-0.05, 0.1, 20).kept(good.strategy.returns)
+    assert n == len(periods)
+    assert found == pytest.approx(worst, rel=0.05)
+    assert "it held." in render(good, TrainingRecord(promise=RiskPromise(worst - 0.01, 0.1, 20)))
+    assert "it did not hold." in render(good, TrainingRecord(promise=RiskPromise(worst + 0.01, 0.1, 20)))
+    assert "judged by only" in render(good, TrainingRecord(promise=RiskPromise(-0.9, 0.05, 250)))
+    assert "no whole period" in render(good, TrainingRecord(promise=RiskPromise(-0.9, 0.05, 10_000)))
 
 
 def test_a_failed_leak_test_is_shouted(good):

@@ -165,6 +165,7 @@ def evaluate(
     weights: Annotated[
         Path | None, typer.Option(help="Also write the target weights, for another backtester (.parquet, .csv).")
     ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print the result as one JSON line.")] = False,
 ) -> None:
     """Backtest the newest agent of a run out of sample and write runs/RUN/report.html. Each look is a trial.
 
@@ -172,7 +173,7 @@ def evaluate(
     """
     from tailguard.cli.evaluate import evaluate_run
 
-    evaluate_run(run, data or [], split, weights)
+    evaluate_run(run, data or [], split, weights, json_)
 
 
 @app.command()

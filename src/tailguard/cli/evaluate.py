@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
@@ -10,7 +11,7 @@ import typer
 
 from tailguard.env.dataset import Part
 from tailguard.errors import ConfigError, did_you_mean
-from tailguard.evaluation.assessment import Assessment
+from tailguard.evaluation.assessment import Assessment, scalars
 from tailguard.evaluation.definitions import percent, ratio
 from tailguard.evaluation.report import break_even_words
 from tailguard.examination import evaluation_folder, examine, report_file, rewrite_report, write_weights
@@ -22,16 +23,20 @@ from tailguard.walk_forward import WalkForwardConfig, walk_forward
 Say = Callable[[str], object]
 
 
-def evaluate_run(run: str, files: Sequence[Path], split: str, weights: Path | None) -> None:
+def evaluate_run(run: str, files: Sequence[Path], split: str, weights: Path | None, as_json: bool = False) -> None:
     """Examine the newest agent of a run and write its report."""
     folder = RunFolder(run_path(run))
     if weights is not None and weights.suffix not in (".parquet", ".pq", ".csv"):
         raise ConfigError(f"--weights {weights}: write to a .parquet or a .csv file.")
     found = examine(folder, part_of(split), [str(file) for file in files])
+    if weights is not None:
+        write_weights(found, weights)
+    if as_json:
+        typer.echo(json.dumps({**scalars(found), "report": str(report_file(folder))}))
+        return
     for line in summary(found):
         typer.echo(line)
     if weights is not None:
-        write_weights(found, weights)
         typer.echo(f"target weights in {weights}, to be filled at the open after each stamp")
     typer.echo(f"report in {report_file(folder)}")
 

@@ -95,9 +95,11 @@ class LiveDisplay(Display):
 def line_of(update: Update, n_alerts: int) -> str:
     """One update in one line."""
     row = update.row
+    cvar = row.get("risk/period_cvar")
+    tail = f"CVaR {number(cvar)}  " if cvar is not None else ""
     return (
         f"{update.step:>10,} / {update.total_steps:,} steps  {row['time/fps']:>8,.0f}/s  "
-        f"return {number(row.get('rollout/ep_rew_mean'))}  "
+        f"return {number(row.get('rollout/ep_rew_mean'))}  {tail}"
         f"explained variance {number(row.get('train/explained_variance'))}  alerts {n_alerts}"
     )
 

@@ -23,6 +23,7 @@ from tailguard.evaluation.backtest import Backtest, Stress, break_even_bps, buy_
 from tailguard.evaluation.ledger import Trial, TrialCount
 from tailguard.evaluation.significance import Interval, backtest_overfitting
 from tailguard.evaluation.verdict import Verdict, judge
+from tailguard.losses.calibration import coverage
 from tailguard.market import Bars
 
 Array = npt.NDArray[np.float64]
@@ -202,7 +203,7 @@ def calibrated(strategy: Backtest, levels: Array | None, gamma: float) -> Calibr
     for t in range(len(rewards) - 1, -1, -1):
         total = rewards[t] + gamma * total
         realised[t] = total
-    below = (realised[asked, None] <= strategy.quantiles[asked]).mean(axis=0)
+    below = coverage(strategy.quantiles[asked], realised[asked])
     return Calibration(tuple(float(x) for x in levels), tuple(float(x) for x in below), len(asked))
 
 

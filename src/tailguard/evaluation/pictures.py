@@ -123,8 +123,8 @@ def risk_charts(assessment: Assessment, training: TrainingRecord) -> list[Chart]
     steps, period = training.series("risk/period_cvar")
     if len(steps) > 1:
         lines = [Line("CVaR of recent risk periods", period, "s1")]
-        if training.cvar_limit is not None:
-            lines.append(Line("limit", np.full(len(steps), training.cvar_limit), "s2"))
+        if training.promise is not None:
+            lines.append(Line("limit", np.full(len(steps), training.promise.limit), "s2"))
         dual_steps, dual = training.series("risk/dual")
         found.append(
             Chart(

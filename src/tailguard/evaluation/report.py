@@ -77,7 +77,7 @@ def render(assessment: Assessment, training: TrainingRecord | None = None) -> st
         measures=measure_table(own, hold, matched),
         risk=risk_charts(assessment, training),
         calibration=assessment.calibration,
-        cvar_limit=training.cvar_limit,
+        promise=promise_words(assessment, training),
         costs=cost_charts(assessment),
         stress=stress_table(assessment),
         cost_settings=[(name, f"{value:g}") for name, value in assessment.costs.model_dump().items()],
@@ -163,6 +163,21 @@ def cautions(assessment: Assessment) -> list[str]:
     if assessment.calibration is not None and assessment.calibration.worst > 0.1:
         found.append(f"The predicted quantiles are off by up to {assessment.calibration.worst:.0%}.")
     return found
+
+
+def promise_words(assessment: Assessment, training: TrainingRecord) -> str | None:
+    """Whether the CVaR limit of the training held out of sample, in one sentence; None without one."""
+    promise = training.promise
+    if promise is None:
+        return None
+    found, n = promise.kept(assessment.strategy.returns)
+    said = f"CVaR {promise.alpha:.0%} of the return of {promise.period_bars:,} bars: the limit is {promise.limit:.2%}"
+    if n == 0:
+        return f"{said}; out of sample there is no whole period to judge it by."
+    tail = n * promise.alpha
+    weak = f", judged by only {tail:.1f} periods in the tail" if tail < 5 else ""
+    verb = "held" if found >= promise.limit else "did not hold"
+    return f"{said}, out of sample it was {found:.2%} over {n:,} periods: it {verb}{weak}."
 
 
 def stress_table(assessment: Assessment) -> list[tuple[str, str, str, str, str]]:

@@ -12,7 +12,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tailguard.evaluation import measures
+
 Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RiskPromise:
+    """A CVaR limit that training was given: mean of the worst `alpha` of the returns of a period, at least `limit`.
+
+    Returns of a period are sums of rewards, ln(E[end] / E[start]).
+    """
+
+    limit: float
+    alpha: float
+    period_bars: int
+
+    def kept(self, returns: Array) -> tuple[float, int]:
+        """CVaR of the whole periods of a series of simple returns, and how many there are."""
+        n = len(returns) // self.period_bars
+        if n == 0:
+            return float("nan"), 0
+        logs = np.log(np.maximum(1.0 + returns[: n * self.period_bars], 1e-3)).reshape(n, -1).sum(axis=1)
+        return measures.cvar(logs, self.alpha), n
 
 
 @dataclass(frozen=True)
@@ -21,12 +43,12 @@ class TrainingRecord:
 
     rows: tuple[Mapping[str, Any], ...] = ()
     alerts: tuple[Mapping[str, Any], ...] = ()
-    cvar_limit: float | None = None
+    promise: RiskPromise | None = None
 
     @classmethod
-    def read(cls, folder: Path, cvar_limit: float | None = None) -> TrainingRecord:
+    def read(cls, folder: Path, promise: RiskPromise | None = None) -> TrainingRecord:
         """From `metrics.jsonl` and `alerts.jsonl`; what is not there is empty."""
-        return cls(tuple(json_lines(folder / "metrics.jsonl")), tuple(json_lines(folder / "alerts.jsonl")), cvar_limit)
+        return cls(tuple(json_lines(folder / "metrics.jsonl")), tuple(json_lines(folder / "alerts.jsonl")), promise)
 
     def series(self, name: str) -> tuple[Array, Array]:
         """Steps and values of a metric, where it was logged."""
