@@ -180,6 +180,19 @@ def test_what_was_chosen_from_the_data_is_said(tmp_path):
     assert "splits: train" in said
 
 
+def test_bars_that_load_but_look_wrong_are_pointed_out(tmp_path):
+    """Stamps that end in 59.999 seconds are closes, whatever the file calls them."""
+    frame = random_bars(700, ("AAA",)).frame.with_columns(pl.col("ts") + pl.duration(milliseconds=3_599_999))
+    frame.write_parquet(tmp_path / "closes.parquet")
+    lines: list[str] = []
+    introduce(Experiment(experiment_config({"data": {"files": [str(tmp_path / "closes.parquet")]}})), lines.append)
+    assert any("looks wrong: close_stamps" in line for line in lines)
+    lines.clear()
+    given = {"data": {"files": [str(tmp_path / "closes.parquet")], "stamp": "close"}}
+    introduce(Experiment(experiment_config(given)), lines.append)
+    assert not any("looks wrong" in line for line in lines)
+
+
 def test_a_configuration_of_own_bars_survives_its_yaml_and_keeps_what_the_user_says(tmp_path):
     write(tmp_path / "bars.csv")
     given = {"data": {"files": [str(tmp_path / "bars.csv")], "costs": {"fee_bps": 7.0}}}

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import typer
 
-from tailguard.env.dataset import Part
+from tailguard.env.dataset import DataConfig, Part
 from tailguard.errors import ConfigError, did_you_mean
 from tailguard.evaluation.assessment import Assessment, scalars
 from tailguard.evaluation.definitions import percent, ratio
 from tailguard.evaluation.report import break_even_words
 from tailguard.examination import evaluation_folder, examine, report_file, rewrite_report, write_weights
 from tailguard.experiment import DataTask, Experiment, ExperimentConfig, GymTask
+from tailguard.market.check import check_file
 from tailguard.market.splits import picture
 from tailguard.run import RunFolder, run_path
 from tailguard.walk_forward import WalkForwardConfig, walk_forward
@@ -84,6 +85,9 @@ def introduce(experiment: Experiment, say: Say) -> None:
     say(f"{data.bars!r}")
     for note in data.bars.notes[:6]:
         say(f"  {note}")
+    for file in data.config.files:
+        for line in doubts_about(file, data.config):
+            say(line)
     for choice in task.choices:
         said = experiment.config.data
         if said is not None and f"{choice.value:g}" == f"{setting_of(said, choice.setting):g}":
@@ -97,6 +101,20 @@ def introduce(experiment: Experiment, say: Say) -> None:
     sizes = [("train", data.split.train), ("validation", data.split.validation), ("test", data.split.test)]
     say("splits: " + ", ".join(f"{name} {len(part):,} bars" for name, part in sizes if part is not None))
     say(f"  {picture(data.split)}")
+
+
+def doubts_about(file: str, config: DataConfig) -> list[str]:
+    """What the data check finds in a file that could be loaded all the same: close stamps, gaps, jumps."""
+    stamp: Literal["close"] | None = "close" if config.stamp == "close" else None  # None lets it look for closes
+    found = check_file(file, stamp=stamp, tz=config.tz, columns=list(config.columns) or None)
+    mended = {"sort": "newest_first unsorted", "duplicates": "duplicate", "missing": "missing_price"}
+    known = {code for name in config.repair for code in mended.get(name, name).split()}
+    return [
+        f"  {Path(file).name}: {'looks wrong' if level == 'error' else 'note'}: {', '.join(codes)}; "
+        f"`tailguard data check {Path(file).name}` says where and what to do"
+        for level in ("error", "warning")
+        if (codes := [code for code in found.codes(level) if code not in known])
+    ]
 
 
 def setting_of(config: object, path: str) -> float:
