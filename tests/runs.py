@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from stable_baselines3.common.vec_env import VecEnv
+
 from tailguard.checkpoint import read_bundle, state_digest
-from tailguard.experiment import Experiment, experiment_config
+from tailguard.env import oracle_env
+from tailguard.experiment import Experiment, PresetTask, experiment_config
 from tailguard.run import Listener, Outcome, RunFolder, resumed, train
 from tests.agents import TINY, TINY_POLICY
 
@@ -15,6 +18,16 @@ SOURCES: dict[str, dict[str, Any]] = {
     "regime": {"preset": "regime"},
     "cartpole": {"gym_env": "CartPole-v1"},
 }
+"""A market that saves itself, and a foreign environment that cannot."""
+
+
+class TinyExperiment(Experiment):
+    """Presets draw a million bars; a test needs fewer."""
+
+    def training_env(self) -> VecEnv:
+        if isinstance(self.task, PresetTask):
+            return oracle_env(self.task.preset.market, self.config.n_envs, self.config.seed, n_bars=20_000)
+        return super().training_env()
 
 
 def tiny_experiment(source: str, updates: int = 6, **settings: Any) -> Experiment:
@@ -22,7 +35,8 @@ def tiny_experiment(source: str, updates: int = 6, **settings: Any) -> Experimen
     ppo = {**TINY, **settings.pop("ppo", {})}
     checkpoint = {"every_updates": 2, **settings.pop("checkpoint", {})}
     given = {"n_envs": 4, "steps": updates * STEPS_PER_UPDATE, "policy_kwargs": TINY_POLICY, **settings}
-    return Experiment(experiment_config({**SOURCES[source], **given, "ppo": ppo, "checkpoint": checkpoint}))
+    where = SOURCES.get(source, {"data": {"files": [source]}})  # anything else is a file of bars
+    return TinyExperiment(experiment_config({**where, **given, "ppo": ppo, "checkpoint": checkpoint}))
 
 
 def begin(folder: RunFolder, experiment: Experiment, listener: Listener | None = None) -> Outcome:

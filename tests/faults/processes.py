@@ -43,9 +43,9 @@ def stopped_after(process: BaseProcess, seconds: float, number: signal.Signals, 
         assert process.pid is not None
         os.kill(process.pid, number)
         process.join(60.0)
-        # before the training begins nothing is there to save, and SIGTERM ends the process as it ends any other
-        assert process.exitcode in ((-number,) if number == signal.SIGKILL else (0, -number)), process.exitcode
-        return True
+        # it may have ended just before; and before the training begins SIGTERM ends it as it ends any other process
+        assert process.exitcode in (0, -number), process.exitcode
+        return process.exitcode != 0 or number == signal.SIGTERM
     assert process.exitcode == 0, process.exitcode
     return False
 
@@ -53,7 +53,7 @@ def stopped_after(process: BaseProcess, seconds: float, number: signal.Signals, 
 def wait_for_write(process: BaseProcess, checkpoints: Path) -> None:
     """Until a bundle is being written beside its place, or the process has ended."""
     while process.is_alive():
-        if checkpoints.is_dir() and any(entry.name.startswith(".step-") for entry in os.scandir(checkpoints)):
+        if checkpoints.is_dir() and any(name.startswith(".step-") for name in os.listdir(checkpoints)):
             return
 
 

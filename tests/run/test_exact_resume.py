@@ -20,6 +20,7 @@ from tailguard.checkpoint import read_manifest, state_digest
 from tailguard.errors import CheckpointError, StateError
 from tailguard.run import CheckpointConfig, Listener, RunFolder, Update, resumed, train
 from tests.agents import tiny_agent
+from tests.cli.test_cli import prices, write_bars
 from tests.environments import cartpole
 from tests.runs import SOURCES, STEPS_PER_UPDATE, begin, go_on, tiny_experiment, whole_state
 
@@ -153,6 +154,17 @@ def test_observation_statistics_and_vec_normalize_go_on_exactly(tmp_path: Path) 
         run(other, cut_at(2 * STEPS_PER_UPDATE))
     run(other, None)
     assert whole_state(other.last_checkpoint()) == whole_state(whole.last_checkpoint())
+
+
+def test_a_run_on_own_bars_goes_on_exactly(tmp_path: Path) -> None:
+    file = str(write_bars(tmp_path / "bars.csv", prices(3000)))
+    whole, folder = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "cut")
+    begin(whole, tiny_experiment(file))
+    with pytest.raises(PowerCut):
+        begin(folder, tiny_experiment(file), cut_at(3 * STEPS_PER_UPDATE))
+    assert go_on(folder, tiny_experiment(file)).finished
+    assert whole_state(folder.last_checkpoint()) == whole_state(whole.last_checkpoint())
+    assert json.loads(folder.manifest_file.read_text())["data"]["bars"]
 
 
 def test_without_restarts_a_foreign_environment_is_resumed_with_a_warning(tmp_path: Path) -> None:

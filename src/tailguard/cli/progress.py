@@ -56,15 +56,13 @@ class JsonDisplay(Display):
 class LiveDisplay(Display):
     """A line that redraws itself: steps, steps per second, time left, return, explained variance, alerts."""
 
-    FIELDS = "{task.fields[figures]}"
-
     def __init__(self) -> None:
         super().__init__()
         self.console = Console(highlight=False, markup=False)
         self.bar = Progress(
-            BarColumn(bar_width=20),
-            TextColumn(self.FIELDS, markup=False),
-            TimeRemainingColumn(),
+            BarColumn(bar_width=4),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[figures]}", markup=False),
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,
@@ -93,14 +91,14 @@ class LiveDisplay(Display):
 
 
 def line_of(update: Update, n_alerts: int) -> str:
-    """One update in one line."""
+    """One update in one line that fits a terminal of 80 columns; `explained` is the share of variance."""
     row = update.row
     cvar = row.get("risk/period_cvar")
-    tail = f"CVaR {number(cvar)}  " if cvar is not None else ""
+    tail = f"CVaR {number(cvar)} " if cvar is not None else ""
     return (
-        f"{update.step:>10,} / {update.total_steps:,} steps  {row['time/fps']:>8,.0f}/s  "
-        f"return {number(row.get('rollout/ep_rew_mean'))}  {tail}"
-        f"explained variance {number(row.get('train/explained_variance'))}  alerts {n_alerts}"
+        f"{update.step:,}/{update.total_steps:,} steps {row['time/fps']:,.0f}/s "
+        f"return {number(row.get('rollout/ep_rew_mean'))} {tail}"
+        f"explained {number(row.get('train/explained_variance'))} alerts {n_alerts}"
     )
 
 

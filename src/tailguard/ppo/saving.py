@@ -85,7 +85,8 @@ class BundledAlgorithm(OnPolicyAlgorithm):
         if isinstance(load_path_or_dict, Mapping):
             states = dict(load_path_or_dict)
         else:
-            saved = read_bundle(load_path_or_dict)[0]["parts"]
+            with refusing(load_path_or_dict, "an agent"):
+                saved = dict(read_bundle(load_path_or_dict)[0]["parts"])
             states = {{"optimizer": "policy.optimizer"}.get(name, name): state for name, state in saved.items()}
             states = {name: state for name, state in states.items() if name in named}
         unknown, missing = set(states) - set(named), set(named) - set(states)
