@@ -248,13 +248,13 @@ def test_an_older_schema_loads_with_a_warning_that_says_what_was_reset(tmp_path:
         "n_envs": agent.n_envs,
         "parts": states(agent),
     }
-    del tree["parts"]["episodes"]  # as version 1 had it
+    del tree["parts"]["episodes"], tree["parts"]["risk"]  # as version 1 had it
     tree["parts"]["progress"]["_num_timesteps_at_start"] = 0
     agent.save(tmp_path / "agent")
     manifest = json.loads((tmp_path / "agent" / "manifest.json").read_text())
     write_bundle(tmp_path / "old", tree, {k: v for k, v in manifest.items() if k not in ("files", "schema_version")})
     rewrite_manifest(tmp_path / "old", schema_version=1)
-    with pytest.warns(UserWarning, match="schema version 1.*window of recent episode returns starts empty"):
+    with pytest.warns(UserWarning, match="schema version 1.*episodes, risk start fresh"):
         twin = DistributionalPPO.load(tmp_path / "old")
     assert twin.num_timesteps == 256
     ours, theirs = states(agent), states(twin)

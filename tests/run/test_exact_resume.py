@@ -263,6 +263,7 @@ def test_every_attribute_that_training_changes_comes_back(tmp_path: Path, optimi
         ent_coef=0.01,
         kl_penalty={"target": 0.01},
         entropy={"decay_updates": 5, "plateau_window": 2},
+        risk={"mode": "episode", "cvar_limit": -0.01, "alpha": 0.5, "horizon": 5},
     )
     assert differences(agent, twin) == []
 

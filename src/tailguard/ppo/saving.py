@@ -230,7 +230,6 @@ class BundledAlgorithm(OnPolicyAlgorithm):
         given = dict(settings)
         verbose, tensorboard_log = given.pop("verbose", 0), given.pop("tensorboard_log", None)
         with refusing(path, "an agent"):
-            tree = migrate(tree, manifest["schema_version"], path)
             saved = PPOConfig(**restorable(manifest["config"], given))
         config = config_from(saved, given)
         with refusing(path, "an agent"):
@@ -254,6 +253,7 @@ class BundledAlgorithm(OnPolicyAlgorithm):
             model.attach(env, statistics)
         with refusing(path, "an agent"):
             model._setup_model()
+            migrate(tree, manifest["schema_version"], model.parts(), path)
             model.load_parts(tree["parts"], optional=() if env is not None else ("obs_stats",))
         return model, tree, manifest
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -34,28 +35,36 @@ def derived_seed(root: int, step: int) -> int:
 
 
 def live_state(live: Live) -> dict[str, Any]:
-    """Where acting stands, as saved state."""
-    return {
-        "observations": np.array(live.observations),
-        "starts": np.array(live.starts),
-        "actor": list(live.actor_state),
-        "critics": [list(state) for state in live.critic_states],
-        "period_return": np.array(live.period_return),
-        "period_steps": np.array(live.period_steps),
-    }
+    """Where acting stands, every field of it, as saved state."""
+    return {field.name: plain(getattr(live, field.name)) for field in fields(live)}
+
+
+def plain(value: Any) -> Any:
+    """Arrays and recurrent states as lists of arrays and tensors."""
+    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def restored_live(state: Mapping[str, Any], policy: RecurrentPolicy, n_envs: int) -> Live:
     """The `Live` that was saved, after its shapes have been compared with a fresh one's."""
-    live = Live.fresh(policy, np.array(state["observations"]), np.array(state["starts"], np.bool_))
-    found = [State(*state["actor"]), *(State(*critic) for critic in state["critics"])]
-    wanted = [live.actor_state, *live.critic_states]
-    shapes = [[(state.hidden.shape, state.cell.shape) for state in states] for states in (found, wanted)]
-    if shapes[0] != shapes[1] or live.starts.shape != (n_envs,) or len(live.observations) != n_envs:
-        raise StateError("The saved memory does not fit this policy and number of environments.")
-    live.actor_state, live.critic_states = found[0], found[1:]
-    live.period_return, live.period_steps = np.array(state["period_return"]), np.array(state["period_steps"])
+    observations = np.array(state["observations"])
+    live = Live.fresh(policy, observations, np.ones(n_envs, np.bool_))
+    if set(state) != {field.name for field in fields(live)} or len(observations) != n_envs:
+        raise StateError("The saved state of acting is another version's, or of another number of environments.")
+    for field in fields(live):
+        setattr(live, field.name, like(getattr(live, field.name), state[field.name]))
     return live
+
+
+def like(fresh: Any, saved: Any) -> Any:
+    """What was saved, in the form of a fresh value of the same shape."""
+    if isinstance(fresh, list | tuple):
+        if len(fresh) != len(saved):
+            raise StateError("The saved memory does not fit this policy.")
+        parts = [like(part, kept) for part, kept in zip(fresh, saved, strict=True)]
+        return State(*parts) if isinstance(fresh, State) else parts
+    if fresh.shape != saved.shape:
+        raise StateError("The saved memory does not fit this policy and number of environments.")
+    return saved if isinstance(fresh, torch.Tensor) else np.array(saved, fresh.dtype)
 
 
 class GlobalRandomness:
