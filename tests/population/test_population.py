@@ -8,12 +8,13 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tailguard import DistributionalPPO
 from tailguard.checkpoint import read_bundle, state_digest
 from tailguard.errors import CheckpointError, ConfigError
-from tailguard.experiment import load_experiment
+from tailguard.experiment import GymTask, load_experiment
 from tailguard.population import segment as segment_module
 from tailguard.population.config import load_population, population_config
 from tailguard.population.driver import Population
@@ -273,3 +274,20 @@ def test_segments_continue_exactly_so_their_length_changes_nothing(tmp_path: Pat
         assert best.bundle is not None
         digests.append(state_digest(read_bundle(bundle_path(folder, best.bundle))[0]["parts"]))
     assert digests[0] == digests[1]
+
+
+def test_a_validation_scores_what_predict_would_earn(tmp_path: Path) -> None:
+    segment = begun(tmp_path)
+    report = run_segment(tmp_path, segment)
+    assert report.bundle is not None
+    agent = DistributionalPPO.load(bundle_path(tmp_path, report.bundle))
+    env = GymTask("CartPole-v1").validation_env(4, seed=0)
+    env.seed(0)
+    observations, state, starts = env.reset(), None, np.ones(4, np.bool_)
+    total, n_episodes = 0.0, 0
+    for _ in range(50):
+        n_episodes += int(starts.sum())
+        actions, state = agent.predict(observations, state, starts, deterministic=True)
+        observations, rewards, starts, _ = env.step(actions)
+        total += float(rewards.sum())
+    assert report.score == pytest.approx(total / n_episodes)

@@ -36,8 +36,8 @@ class PBTConfig(Config):
     score: Literal["validation", "training"] = "validation"
     """What members are judged by: the mean return per episode of the deterministic policy where nobody trains, or of
     the exploring one while it trained."""
-    score_steps: PositiveInt = 500
-    """Steps per environment of a validation."""
+    score_steps: PositiveInt = 250
+    """Steps per environment of a validation; 250 is one episode of the embedded markets."""
     mode: Literal["rounds", "asynchronous"] = "rounds"
     """Judge everyone together after each round, or each member when it comes: faster on machines of uneven speed, but
     the outcome then depends on who comes first."""

@@ -19,6 +19,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
+import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -72,14 +73,23 @@ def run_segment(folder: Path, segment: RunSegment, beat: Beat = lambda: None) ->
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration, and the task with the data it has read; kept from one segment of a process to the next."""
+    """A configuration and its environments, kept from one segment of a process to the next: data is read once.
+
+    What an environment did before does not matter: every segment seeds and resets it, or loads its state.
+    """
 
     config: PopulationConfig
     task: Task
 
     @cached_property
+    def training_env(self) -> VecEnv:
+        """The same market for all members and rounds."""
+        experiment = self.config.experiment
+        return self.task.env(experiment.n_envs, experiment.seed)
+
+    @cached_property
     def validation_env(self) -> VecEnv:
-        """`seed` and `reset` bring it back to its beginning."""
+        """Where nobody trains; the same for all members and rounds."""
         experiment = self.config.experiment
         return self.task.validation_env(experiment.n_envs, experiment.seed)
 
@@ -96,12 +106,11 @@ def work(folder: Path, segment: RunSegment, plan: Plan, beat: Beat) -> float:
     ppo = with_values(config.experiment.ppo, segment.hyperparameters)
     # members share the machine, so each keeps to one core unless told otherwise; results do not depend on it
     experiment = config.experiment.replace(ppo=ppo.replace(update_threads=ppo.update_threads or 1))
-    env = plan.task.env(experiment.n_envs, experiment.seed)  # the same market for all members and rounds
     place = segment_path(folder, bundle_name(segment.member, segment.round))
     place.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(mkdtemp(prefix=".segment-", dir=place.parent))
     try:
-        agent = begin(folder, segment, config, Experiment(experiment.replace(seed=segment.seed)), env)
+        agent = begin(folder, segment, plan, Experiment(experiment.replace(seed=segment.seed)))
         score = train(agent, segment, config, beat)
         agent.checkpoint(aside / AGENT)
         if config.population.score == "validation":
@@ -110,20 +119,18 @@ def work(folder: Path, segment: RunSegment, plan: Plan, beat: Beat) -> float:
         return move_in(aside, place, folder, segment, score)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-        env.close()
 
 
-def begin(
-    folder: Path, segment: RunSegment, config: PopulationConfig, experiment: Experiment, env: VecEnv
-) -> DistributionalPPO:
+def begin(folder: Path, segment: RunSegment, plan: Plan, experiment: Experiment) -> DistributionalPPO:
     """The agent at the start of the segment: fresh, exactly where it stopped, or a copy of another member."""
+    env = plan.training_env
     if segment.bundle is None:
         return experiment.agent(env)
     bundle = bundle_path(folder, segment.bundle)
     if segment.source is None:
         return DistributionalPPO.resume(bundle, env)
     agent = experiment.agent(env)
-    exploit(agent, bundle, segment.hyperparameters, config.population.optimizer_exploit_strategy)
+    exploit(agent, bundle, segment.hyperparameters, plan.config.population.optimizer_exploit_strategy)
     return agent
 
 
@@ -165,22 +172,26 @@ class Pace(BaseCallback):
         self.n_ends += int(self.model.rollout_buffer.dones.sum())
 
 
+@torch.inference_mode()
 def validate(agent: DistributionalPPO, plan: Plan, beat: Beat) -> float:
     """Mean return per episode of the deterministic policy where no member trains; all members meet the same.
 
-    Episodes under way at the end count as they are, so the score exists also when none has ended.
+    Episodes under way at the end count as they are, so the score exists also when none has ended. Only the actor is
+    asked: `predict` would run the critics' memories too.
     """
-    env, n_steps = plan.validation_env, plan.config.population.score_steps
+    env, policy = plan.validation_env, agent.policy
     env.seed(plan.config.experiment.seed)
-    observations, state, total, n_episodes = env.reset(), None, 0.0, 0
-    starts = np.ones(env.num_envs, np.bool_)
-    for step in range(n_steps):
-        seen = agent.obs_stats.normalize(np.asarray(observations))
-        actions, state = agent.predict(seen, state, starts, deterministic=True)
+    observations, starts = env.reset(), np.ones(env.num_envs, np.bool_)
+    step, state = policy.actor_step(env.num_envs), policy.initial_state(env.num_envs)
+    total, n_episodes = 0.0, 0
+    for number in range(plan.config.population.score_steps):
         n_episodes += int(starts.sum())
-        observations, rewards, starts, _ = env.step(actions)
+        if starts.any():
+            state = state.keep(torch.from_numpy(~starts).float().to(policy.device))
+        law, state = step(policy.flat(agent.obs_stats.normalize(np.asarray(observations))), state)
+        observations, rewards, starts, _ = env.step(policy.action_head.to_env(policy.action_head.mode(law)))
         total += float(np.sum(rewards, dtype=np.float64))
-        if step % 256 == 0:
+        if number % 256 == 0:
             beat()
     return total / n_episodes
 
