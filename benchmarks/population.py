@@ -81,8 +81,8 @@ def main() -> None:
     ]
     table = markdown_table(["", "CPU seconds", "seconds", "steps per CPU second"], rows)
     body = (
-        f"{steps:,} environment steps of the `regime` market on each side, on {PROCESSES} processes of one thread each; "
-        f"segments of {INTERVAL} updates; starting processes, scoring and writing bundles included. The population makes "
+        f"{steps:,} environment steps of the `regime` market on each side, on {PROCESSES} processes of one thread; "
+        f"segments of {INTERVAL} updates; starting processes, scoring and writing bundles included. It makes "
         f"**{plain_cpu / pbt_cpu:.0%}** of the plain runs' steps per CPU second.\n\n{table}"
     )
     print(body)

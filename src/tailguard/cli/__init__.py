@@ -80,6 +80,11 @@ def train(
     report: Annotated[
         bool | None, typer.Option(help="Examine the agent at the end and write report.html; on for --data.")
     ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Several seeds, such as 0-4: one run each, in parallel; goes on after a stop.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="With --seeds: processes; the cores by default.")] = None,
+    ray: Annotated[str | None, typer.Option(help="With --seeds: address of a Ray cluster, or `local`.")] = None,
 ) -> None:
     """Train an agent in a run folder. Ctrl-C or SIGTERM stop it with a checkpoint.
 
@@ -93,6 +98,11 @@ def train(
         name: value for name, value in (("preset", preset), ("steps", steps), ("seed", seed)) if value is not None
     }
     given |= bars_of(data, tz, stamp)
+    if seeds is not None:
+        from tailguard.cli.seeds import start_seeds
+
+        start_seeds(config, given, set_ or [], run, seeds, workers, ray)
+        return
     start(config, given, set_ or [], run, "quiet" if quiet else "json" if json_ else "live", dry_run, report)
 
 

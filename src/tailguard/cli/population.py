@@ -17,7 +17,7 @@ from rich.table import Table
 
 from tailguard.cli.train import free_path
 from tailguard.errors import ConfigError
-from tailguard.population.config import PopulationConfig, load_population
+from tailguard.population.config import load_population
 from tailguard.population.driver import Population
 from tailguard.population.journal import Journal
 from tailguard.population.local import LocalExecutor
@@ -41,7 +41,8 @@ def start(
         typer.echo(config.to_yaml(), nl=False)
         return
     folder = run_path(run) if run is not None else free_path(f"population-{config.experiment.seed}")
-    executor = executor_of(config, folder, workers, ray_address)
+    settings = config.population
+    executor = executor_of(folder, settings.population_size, settings.hang_timeout_s, workers, ray_address)
     population = Population(config, folder, executor)
     try:
         with stopped_by_signals(), DISPLAYS[kind](population) as shown:
@@ -64,17 +65,18 @@ def start(
     typer.echo(f"report in {report}", err=kind == "json")
 
 
-def executor_of(config: PopulationConfig, folder: Path, workers: int | None, ray_address: str | None) -> Executor:
+def executor_of(
+    folder: Path, n_tasks: int, hang_timeout_s: float, workers: int | None, ray_address: str | None
+) -> Executor:
     """Processes on this machine, or tasks of a Ray cluster."""
-    settings = config.population
     if ray_address is not None:
         try:
             from tailguard.population.ray_runner import RayExecutor
         except ImportError:
             raise ConfigError("--ray needs Ray, which is not installed: pip install 'tailguard[ray]'.") from None
-        return RayExecutor(ray_address, settings.hang_timeout_s, folder / "beats", workers)
-    n_workers = workers if workers is not None else min(os.cpu_count() or 1, settings.population_size)
-    return LocalExecutor(n_workers, settings.hang_timeout_s, folder / "logs")
+        return RayExecutor(ray_address, hang_timeout_s, folder / "beats", workers)
+    n_workers = workers if workers is not None else min(os.cpu_count() or 1, n_tasks)
+    return LocalExecutor(n_workers, hang_timeout_s, folder / "logs")
 
 
 @contextmanager

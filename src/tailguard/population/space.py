@@ -32,6 +32,9 @@ FIXED: dict[str, str] = {
     "critic.tail_alpha": "a trained head would stand for other levels than it learned",
     "critic.support": "a trained head would stand for other returns than it learned",
     "return_scale.enabled": "a trained critic would be read in another unit than it learned",
+    "risk.mode": "it decides which heads and which state there are",
+    "risk.horizon": "periods of one length do not continue as periods of another",
+    "risk.dual_init": "it is only where the dual variable starts, and a running agent never returns there",
     "kl_penalty.beta": "it is only where the controller starts, and a running agent never returns there",
     "vgs.statistic": "statistics of one kind do not continue as another",
 }

@@ -6,7 +6,7 @@ Tasks are pure functions of files on a path that all machines share: doing one t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,6 +52,27 @@ class Executor(Protocol):
         ...
 
 
+def run_all(executor: Executor, tasks: Sequence[Task], max_failures: int, told: Callable[[Outcome], None]) -> int:
+    """Work on independent tasks, each again after a failure, up to a limit; returns how many were given up.
+
+    `told` hears of every outcome, failures included.
+    """
+    by_key = {task.key: task for task in tasks}
+    failures = dict.fromkeys(by_key, 0)
+    waiting = set(by_key)
+    for task in tasks:
+        executor.submit(task)
+    while waiting:
+        for outcome in executor.wait(1.0):
+            told(outcome)
+            failures[outcome.key] += outcome.result is None
+            if outcome.result is None and failures[outcome.key] <= max_failures:
+                executor.submit(by_key[outcome.key])
+            else:
+                waiting.discard(outcome.key)
+    return sum(count > max_failures for count in failures.values())
+
+
 class InlineExecutor:
     """In this process, one task after the other: for debugging, and where processes cost more than the work."""
 
@@ -83,4 +104,8 @@ def perform(kind: str, payload: Mapping[str, Any], beat: Beat) -> Mapping[str, A
         from tailguard.population.segment import perform_segment
 
         return perform_segment(payload, beat)
+    if kind == "train":
+        from tailguard.population.runs import perform_training
+
+        return perform_training(payload, beat)
     raise ConfigError(f"There is no kind of task called {kind!r}.")

@@ -1,0 +1,66 @@
+"""Independent runs on the executors of populations: the same agents as one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tailguard.checkpoint import read_bundle, state_digest
+from tailguard.cli.seeds import parsed_seeds
+from tailguard.errors import ConfigError
+from tailguard.experiment import Experiment
+from tailguard.population.runs import seed_tasks
+from tailguard.population.tasks import Beat, InlineExecutor, Outcome, perform, run_all
+from tailguard.run import RunFolder
+from tests.population.tiny import tiny_population
+
+CONFIG = tiny_population(2).experiment
+
+
+def test_every_seed_is_a_run_with_the_agent_that_it_would_be_alone(tmp_path: Path) -> None:
+    outcomes: list[Outcome] = []
+    tasks = seed_tasks(CONFIG, [3, 5], tmp_path / "study", ["tailguard", "train"])
+    assert run_all(InlineExecutor(), tasks, 0, outcomes.append) == 0
+    assert [outcome.key for outcome in outcomes] == ["3", "5"]
+    for seed in (3, 5):
+        folder = RunFolder(tmp_path / f"study-seed-{seed}")
+        together = read_bundle(folder.last_checkpoint())[0]["parts"]["policy"]
+        alone = Experiment(CONFIG.replace(seed=seed)).agent().learn(CONFIG.steps)
+        assert state_digest(dict(together)) == state_digest(dict(alone.policy.state_dict()))
+
+
+def test_doing_a_run_again_changes_nothing(tmp_path: Path) -> None:
+    (task,) = seed_tasks(CONFIG, [0], tmp_path / "study", [])
+
+    def beat() -> None: ...
+
+    first = perform(task.kind, task.payload, beat)
+    files = sorted(tmp_path.rglob("state.safetensors"))
+    bits = [file.read_bytes() for file in files]
+    assert perform(task.kind, task.payload, beat) == first
+    assert [file.read_bytes() for file in files] == bits
+
+
+def test_a_run_that_fails_is_done_again_and_given_up_after_too_many_failures(tmp_path: Path) -> None:
+    class Unlucky(InlineExecutor):
+        def wait(self, timeout_s: float) -> list[Outcome]:
+            return [Outcome(self.tasks.popleft().key, None, "no luck")]
+
+    outcomes: list[Outcome] = []
+    tasks = seed_tasks(CONFIG, [0, 1], tmp_path / "study", [])
+    assert run_all(Unlucky(), tasks, 2, outcomes.append) == 2
+    assert [outcome.key for outcome in outcomes].count("0") == 3
+
+
+def test_seeds_are_read_as_lists_and_ranges() -> None:
+    assert parsed_seeds("0-2,7") == [0, 1, 2, 7]
+    for wrong in ("", "a", "1,1", "3-1"):
+        with pytest.raises(ConfigError, match="seeds"):
+            parsed_seeds(wrong)
+
+
+def test_a_task_of_unknown_kind_is_refused() -> None:
+    quiet: Beat = lambda: None  # noqa: E731
+    with pytest.raises(ConfigError, match="no kind"):
+        perform("dance", {}, quiet)
