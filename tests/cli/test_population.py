@@ -15,7 +15,7 @@ from tailguard.population.driver import Population
 from tailguard.population.history import Finished, ancestry
 from tailguard.population.report import write_report
 from tailguard.population.tasks import InlineExecutor
-from tests.cli.test_cli import tailguard
+from tests.cli.test_cli import prices, tailguard, write_bars
 from tests.population.tiny import tiny_population
 
 
@@ -89,5 +89,31 @@ def test_a_population_that_is_told_to_stop_goes_on_with_the_same_command(tmp_pat
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert sum(line["event"] == "report" for line in lines) == 6 * 4
     assert (tmp_path / "runs" / "p" / "report.html").exists()
-    evaluated = tailguard("resume", "runs/p/best", cwd=tmp_path)
+    resumed = tailguard("resume", "p-best", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+
+
+@pytest.mark.slow
+def test_a_population_on_own_bars_is_scored_on_validation_and_its_best_is_evaluated_on_test(tmp_path: Path) -> None:
+    write_bars(tmp_path / "bars.csv", prices(3000))
+    file = tmp_path / "population.yaml"
+    file.write_text(
+        """
+data: {files: [bars.csv], tz: UTC}
+n_envs: 4
+steps: 1024
+policy_kwargs: {lstm_hidden_size: 8, net_arch: [8]}
+ppo: {n_steps: 64, sequence_length: 16, batch_size: 128}
+population:
+  population_size: 2
+  perturbation_interval: 2
+  score_steps: 50
+  hyperparams: [{name: learning_rate.start, low: 1e-4, high: 1e-2, log: true}]
+"""
+    )
+    result = tailguard("population", str(file), "--workers", "2", "--run", "own", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert not (tmp_path / "runs" / "own-best" / "trials.jsonl").exists()
+    evaluated = tailguard("evaluate", "own-best", cwd=tmp_path)
     assert evaluated.returncode == 0, evaluated.stderr
+    assert len((tmp_path / "runs" / "own-best" / "trials.jsonl").read_text().splitlines()) == 1

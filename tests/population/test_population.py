@@ -95,7 +95,7 @@ def test_only_bundles_that_can_still_be_asked_for_are_kept(whole: tuple[Path, st
 
 
 def test_the_best_member_is_an_ordinary_run(whole: tuple[Path, str]) -> None:
-    best = whole[0] / "best"
+    best = whole[0].with_name(f"{whole[0].name}-best")
     reports = [line for line in lines(whole[0]) if line["round"] == 2]
     winner = max(reports, key=lambda line: (line["score"], -line["member"]))
     config = load_experiment(best / "config.yaml")

@@ -60,7 +60,8 @@ def start(
         typer.echo(f"All members failed; see {population.folder / 'logs'} and {population.journal.path}.", err=True)
         raise typer.Exit(1)
     typer.echo(
-        f"member {best.index} is best with {best.score:.4g}; as a run it is in {folder / 'best'}", err=kind == "json"
+        f"member {best.index} is best with {best.score:.4g}; as a run it is in {population.best_run.path}",
+        err=kind == "json",
     )
     typer.echo(f"report in {report}", err=kind == "json")
 

@@ -57,7 +57,7 @@ class PopulationConfig(Config):
 
 def population_config(given: Mapping[str, Any], overrides: Sequence[str] = ()) -> PopulationConfig:
     """Checked settings; `key.path=value` overrides reach both halves."""
-    settings = dict(given)
+    settings = with_absolute_files(given)
     population = settings.pop("population", None)
     if not isinstance(population, Mapping):
         raise ConfigError(
@@ -69,6 +69,14 @@ def population_config(given: Mapping[str, Any], overrides: Sequence[str] = ()) -
     for text in ours:
         population = merged(population, parsed_override(text.removeprefix("population.")))
     return PopulationConfig(experiment=experiment, population=PBTConfig(**population))
+
+
+def with_absolute_files(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Workers may run in another directory, or on another machine that shares the path."""
+    settings, data = dict(given), given.get("data")
+    if isinstance(data, Mapping) and isinstance(data.get("files"), list | tuple):
+        settings["data"] = {**data, "files": [str(Path(file).resolve()) for file in data["files"]]}
+    return settings
 
 
 def load_population(path: str | Path, overrides: Sequence[str] = ()) -> PopulationConfig:

@@ -4,7 +4,7 @@ runs/NAME/config.yaml        the resolved configuration
           population.jsonl   the journal: all that happened
           bundles/           what members are made of; deleted when nothing can ask for it any more
           logs/              what worker processes had to say
-          best/              the best member as an ordinary run, when all is done
+     NAME-best/              the best member as an ordinary run, when all is done
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -21,6 +22,8 @@ from typing import Any
 
 from tailguard.checkpoint import digest, read_bundle, write_file
 from tailguard.errors import CheckpointError, ConfigError
+from tailguard.examination import remember
+from tailguard.experiment import Experiment
 from tailguard.population.config import PopulationConfig, load_population
 from tailguard.population.history import ancestry, history
 from tailguard.population.journal import Journal
@@ -168,31 +171,42 @@ class Population:
 
     # the end
 
-    def export_best(self) -> Path | None:
+    @property
+    def best_run(self) -> RunFolder:
+        """Where the best member becomes a run: beside the population, so that its trials count with all others."""
+        return RunFolder(self.folder.with_name(f"{self.folder.name}-best"))
+
+    def export_best(self) -> None:
         """The best member as an ordinary run that can be evaluated, attacked and resumed."""
-        best = self.scheduler.best
-        if best is None or best.bundle is None:
-            return None
-        run = RunFolder(self.folder / "best")
-        if run.config_file.exists():
-            return run.path
+        best, run = self.scheduler.best, self.best_run
+        if best is None or best.bundle is None or self.is_exported(run):
+            return
         source = bundle_path(self.folder, best.bundle)
-        _, manifest = read_bundle(source)
-        place = run.checkpoint(int(manifest["num_timesteps"]))
-        shutil.rmtree(place, ignore_errors=True)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        n_steps = int(read_bundle(source)[1]["num_timesteps"])
+        place = run.checkpoint(n_steps)
+        shutil.rmtree(place, ignore_errors=True)  # of an export that a crash cut short
         shutil.copytree(source, place)
         ppo = with_values(self.config.experiment.ppo, best.hyperparameters)
-        experiment = self.config.experiment.replace(ppo=ppo, steps=int(manifest["num_timesteps"]))
+        experiment = Experiment(self.config.experiment.replace(ppo=ppo, steps=n_steps))
         about = {
+            **experiment.manifest(experiment.training_env(), sys.argv),
             "population": str(self.folder),
             "member": best.index,
             "score": best.score,
-            "seed": experiment.seed,
             "schedule": [asdict(segment) for segment in ancestry(history(self.journal.read()), best.index)],
         }
-        run.create(experiment.to_yaml(), about)
-        return run.path
+        remember(experiment.task, run.path)
+        run.create(experiment.config.to_yaml(), about)
+
+    def is_exported(self, run: RunFolder) -> bool:
+        """Whether the run is there already; one of somebody else under that name is not overwritten."""
+        if not run.config_file.exists():
+            return False
+        if json.loads(run.manifest_file.read_bytes()).get("population") != str(self.folder):
+            raise ConfigError(
+                f"{run.path} is a run of something else, so the best member cannot go there. Move it away."
+            )
+        return True
 
 
 def population_digest(folder: str | Path, scheduler: PBTScheduler) -> str:
