@@ -99,7 +99,7 @@ def test_a_population_on_own_bars_is_scored_on_validation_and_its_best_is_evalua
     file = tmp_path / "population.yaml"
     file.write_text(
         """
-data: {files: [bars.csv], tz: UTC}
+data: {files: [bars.csv]}
 n_envs: 4
 steps: 1024
 policy_kwargs: {lstm_hidden_size: 8, net_arch: [8]}
