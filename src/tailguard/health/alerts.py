@@ -4,26 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf, isfinite, log
 from typing import Any
 
 from stable_baselines3.common.logger import Logger
 
+from tailguard.errors import ConfigError
 from tailguard.health import metrics
 from tailguard.health.metrics import Metric
 
-Rule = Callable[[float], bool]
+
+@dataclass(frozen=True)
+class Rule:
+    """When a figure is wrong: outside [low, high]."""
+
+    low: float
+    high: float
+
+    def __call__(self, value: float) -> bool:
+        return not self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        if isfinite(self.low) and isfinite(self.high):
+            return f"outside {self.low:g} to {self.high:g}"
+        return f"below {self.low:g}" if isfinite(self.low) else f"above {self.high:g}"
 
 
 def above(limit: float) -> Rule:
-    return lambda value: value > limit
+    return Rule(-inf, limit)
 
 
 def below(limit: float) -> Rule:
-    return lambda value: value < limit
+    return Rule(limit, inf)
 
 
 def outside(low: float, high: float) -> Rule:
-    return lambda value: not low <= value <= high
+    return Rule(low, high)
 
 
 @dataclass(frozen=True)
@@ -36,6 +52,11 @@ class Alert:
     meaning: str
     advice: str
     for_updates: int = 1
+
+    @property
+    def when(self) -> str:
+        """The rule in words."""
+        return str(self.fires)
 
 
 ALERTS: tuple[Alert, ...] = (
@@ -108,31 +129,224 @@ ALERTS: tuple[Alert, ...] = (
         for_updates=20,
     ),
     Alert(
+        "warn/cvar_limit_violated",
+        metrics.VIOLATION,
+        above(0.0),
+        "The CVaR of recent risk periods has been below its limit for many updates.",
+        "Give the dual variable time or reach (risk.dual_max, risk.dual_learning_rate); the limit may be out of reach.",
+        for_updates=200,
+    ),
+    Alert(
         "warn/lstm_explosion",
-        Metric("lstm/cell_max_abs", "Largest |cell| of any trunk at the end of the rollout."),
+        metrics.CELL_MAX,
         above(1e3),
         "A recurrent cell has grown without bound.",
         "Lower the learning rate, shorten episodes, or normalize the observations.",
     ),
     Alert(
         "warn/lstm_saturation",
-        Metric("lstm/saturated_share", "Share of hidden units with |h| > 0.99 at the end of the rollout."),
+        metrics.SATURATED_SHARE,
         above(0.9),
         "Nearly all recurrent units are saturated: they pass on no gradient.",
         "Normalize the observations or lower the learning rate.",
     ),
+    Alert(
+        "warn/lstm_death",
+        metrics.DEAD_SHARE,
+        above(0.9),
+        "Nearly all recurrent units are silent: the memory holds nothing.",
+        "Check that observations are not zero and that states are not reset at every step; normalize observations.",
+        for_updates=3,
+    ),
+    Alert(
+        "warn/explained_variance_low",
+        metrics.EXPLAINED_VARIANCE,
+        below(-0.5),
+        "The critics predict worse than a constant would.",
+        "Lower the learning rate or gamma, raise vf_coef, or look for rewards whose scale keeps changing.",
+        for_updates=10,
+    ),
+    Alert(
+        "warn/explained_variance_collapse",
+        metrics.EXPLAINED_VARIANCE_DROP,
+        above(0.5),
+        "The critics once explained the returns and no longer do.",
+        "Look for a change in the environment or an exploit at that time; lower the learning rate.",
+        for_updates=5,
+    ),
+    Alert(
+        "warn/entropy_collapse",
+        metrics.ENTROPY_SHARE,
+        below(1e-3),
+        "A discrete policy has stopped trying anything else.",
+        "Raise ent_coef or entropy.ent_coef_min, or lower the learning rate.",
+        for_updates=10,
+    ),
+    Alert(
+        "warn/exploration_collapse",
+        metrics.STD,
+        below(0.01),
+        "A Gaussian policy's spread is below a hundredth of its range: it has stopped exploring.",
+        "Raise ent_coef, or start with a larger log_std_init.",
+        for_updates=10,
+    ),
+    Alert(
+        "warn/kl_blow_up",
+        metrics.KL,
+        above(0.25),
+        "The policy moves far from the one that acted, update after update.",
+        "Lower the learning rate or n_epochs, or set target_kl.",
+        for_updates=3,
+    ),
+    Alert(
+        "warn/clip_fraction_high",
+        metrics.CLIP_FRACTION,
+        above(0.6),
+        "Most samples are clipped: they no longer teach.",
+        "Lower the learning rate or n_epochs.",
+        for_updates=5,
+    ),
+    Alert(
+        "warn/quantile_crossing",
+        metrics.QUANTILE_CROSSING,
+        above(0.25),
+        "A quarter of neighbouring quantiles are in the wrong order, so the predicted law is not one.",
+        "Give the critics more steps, lower their learning rate, or use fewer quantiles.",
+        for_updates=20,
+    ),
+    Alert(
+        "warn/normalizer_drift",
+        metrics.MEAN_DRIFT,
+        above(1.0),
+        "The observations' mean keeps moving by more than a standard deviation per rollout.",
+        "Look for a feature without a stable level (a price instead of a return, a counter).",
+        for_updates=5,
+    ),
+    Alert(
+        "warn/return_scale_jump",
+        metrics.RETURN_SCALE_CHANGE,
+        above(0.3),
+        "The unit of the returns keeps jumping.",
+        "Look for rewards of extreme size, or lower return_scale's cap on its change.",
+        for_updates=5,
+    ),
+    Alert(
+        "warn/learning_rate_floor",
+        metrics.LEARNING_RATE,
+        below(1e-9),
+        "The learning rate is zero while training goes on.",
+        "Look at the schedule's end and at total_timesteps.",
+        for_updates=3,
+    ),
+    Alert(
+        "warn/vgs_pinned",
+        metrics.VGS_PINNED,
+        above(0.5),
+        "Gradient noise holds the step at its lower bound: nothing is learned.",
+        "Lower vgs.alpha, raise the batch size, or switch scaling off.",
+        for_updates=10,
+    ),
+    Alert(
+        "warn/upgd_gate_off_one",
+        metrics.MEAN_GATE,
+        outside(0.5, 1.5),
+        "The utility gate changes the average step, so the learning rate no longer means what it says.",
+        "Raise beta_utility, or use the other gate.",
+        for_updates=5,
+    ),
+    Alert(
+        "warn/action_saturation",
+        metrics.ACTION_SATURATION,
+        above(0.99),
+        "Nearly every action lies beyond its bounds: the policy is all or nothing, and its gradient is that of noise.",
+        'Check the scale of the action space; try action_bounds="squash" or a smaller learning rate.',
+        for_updates=20,
+    ),
+    Alert(
+        "warn/buy_and_hold_collapse",
+        metrics.ACTION_SPREAD,
+        below(1e-3),
+        "The environment receives the same action all the time, whatever the policy sees.",
+        "If one position pays whatever happens, this is the optimum; otherwise look at the features and at costs.",
+        for_updates=20,
+    ),
+    Alert(
+        "warn/overtrading",
+        metrics.COST_SHARE,
+        above(0.9),
+        "Costs eat nearly all of a real gross profit.",
+        "Train longer, lower exploration (log_std_init), raise gamma so that holding pays, or use a no-trade band.",
+        for_updates=20,
+    ),
 )
 
 
+class Trends:
+    """Figures that only a history gives: how far one has fallen from its best, how much one has jumped."""
+
+    MEMORY = 0.8  # of the running average, per update
+
+    def __init__(self) -> None:
+        self.average: float | None = None
+        self.best = -inf
+        self.scale: float | None = None
+
+    def follow(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Take in one update's figures; returns those that follow from the history."""
+        found: dict[str, float] = {}
+        ev, scale = values.get(metrics.EXPLAINED_VARIANCE.name), values.get(metrics.RETURN_STD.name)
+        if ev is not None:
+            ev = max(ev, -1.0)  # one wild update is not a trend
+            self.average = ev if self.average is None else self.MEMORY * self.average + (1.0 - self.MEMORY) * ev
+            self.best = max(self.best, self.average)
+            found[metrics.EXPLAINED_VARIANCE_DROP.name] = self.best - self.average
+        if scale is not None and scale > 0.0:
+            if self.scale is not None:
+                found[metrics.RETURN_SCALE_CHANGE.name] = abs(log(scale / self.scale))
+            self.scale = scale
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        best = self.best if isfinite(self.best) else None
+        return {"average": self.average, "best": best, "scale": self.scale}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.average, self.scale = state["average"], state["scale"]
+        self.best = -inf if state["best"] is None else float(state["best"])
+
+
 class AlertMonitor:
-    """Which alerts hold, since when; writes `warn/...` metrics and one console line when an alert begins."""
+    """Which alerts hold, since when; writes `warn/...` metrics and one console line when an alert begins.
+
+    Own alerts, on any logged figure, and own listeners are added before training:
+
+        agent.alerts.add(Alert("warn/my_turnover", metrics.TURNOVER, above(0.5), "Trades too much.", "Raise costs."))
+        agent.alerts.listeners.append(lambda alert, value: send_mail(alert.name))
+    """
 
     def __init__(self, alerts: tuple[Alert, ...] = ALERTS) -> None:
         self.alerts = alerts
         self.streaks: dict[str, int] = {}
+        self.updates = 0
+        self.since: dict[str, int] = {}
+        self.trends = Trends()
+        self.listeners: list[Callable[[Alert, float], None]] = []
+
+    def add(self, alert: Alert) -> None:
+        """One more alert; a name is used once."""
+        if any(known.name == alert.name for known in self.alerts):
+            raise ConfigError(f"There is already an alert {alert.name!r}. Give yours another name.")
+        if not alert.name.startswith("warn/"):
+            raise ConfigError(f"An alert's name begins with warn/, so that readers find it; {alert.name!r} does not.")
+        self.alerts = (*self.alerts, alert)
 
     def check(self, values: Mapping[str, float], logger: Logger) -> list[Alert]:
         """Judge one update's figures; returns the alerts that fire."""
+        self.updates += 1
+        trends = self.trends.follow(values)
+        for name, figure in trends.items():
+            logger.record(name, figure)
+        values = {**values, **trends}
         firing = []
         for alert in self.alerts:
             value = values.get(alert.metric.name)
@@ -142,16 +356,32 @@ class AlertMonitor:
             if streak >= alert.for_updates:
                 firing.append(alert)
                 logger.record(alert.name, 1.0)
-            if streak == alert.for_updates:
-                logger.warn(f"{alert.name}: {alert.metric.name} = {value:.3g}. {alert.meaning} {alert.advice}")
+            if value is not None and streak == alert.for_updates:
+                self.begin(alert, value, logger)
         return firing
+
+    def begin(self, alert: Alert, value: float, logger: Logger) -> None:
+        """Say it once, and to whom it may concern."""
+        self.since[alert.name] = self.updates - alert.for_updates + 1
+        since = f"since update {self.since[alert.name]}"
+        logger.warn(f"{alert.name}: {alert.metric.name} = {value:.3g}, {since}. {alert.meaning} {alert.advice}")
+        for listener in self.listeners:
+            listener(alert, value)
 
     def begun(self) -> list[Alert]:
         """Alerts that began to fire at the last check."""
         return [alert for alert in self.alerts if self.streaks.get(alert.name, 0) == alert.for_updates]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"streaks": dict(self.streaks)}
+        return {
+            "streaks": dict(self.streaks),
+            "since": dict(self.since),
+            "updates": self.updates,
+            "trends": self.trends.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.streaks = {name: int(count) for name, count in state["streaks"].items()}
+        self.since = {name: int(update) for name, update in state["since"].items()}
+        self.updates = int(state["updates"])
+        self.trends.load_state_dict(state["trends"])

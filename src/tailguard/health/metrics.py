@@ -71,11 +71,36 @@ COVERAGE = {
 }
 COVERAGE_ERROR = Metric("risk/coverage_error", "Largest difference between such a share and its level.")
 
+ACTION_SATURATION = Metric("train/action_saturation", "Share of a Gaussian policy's actions beyond their bounds.")
+ACTION_SPREAD = Metric(
+    "train/action_spread", "Std over the rollout of the actions the environment received, bounds -1 and 1."
+)
+ENTROPY_SHARE = Metric("train/entropy_share", "Entropy of a discrete policy over that of a uniform one.")
+EXPLAINED_VARIANCE_DROP = Metric(
+    "train/explained_variance_drop", "How far the average of explained variance has fallen from its best."
+)
+RETURN_SCALE_CHANGE = Metric("train/return_scale_change", "|log| of the factor by which the return scale's std moved.")
+CELL_MAX = Metric("lstm/cell_max_abs", "Largest |cell| of any trunk at the end of the rollout.")
+SATURATED_SHARE = Metric("lstm/saturated_share", "Share of hidden units with |h| > 0.99 at the end of the rollout.")
+DEAD_SHARE = Metric("lstm/dead_share", "Share of hidden units with |h| < 1e-6 at the end of the rollout.")
+TURNOVER = Metric("market/turnover", "Traded notional over equity, per step, on a sample of steps.")
+COST_SHARE = Metric(
+    "market/cost_share", "Costs over gross profit on a sample of steps; only where the gross profit is significant."
+)
+
 MEAN_GATE = Metric("train/upgd_mean_gate", "Mean of the utility gate: 1 is the base optimizer's step.")
 VGS_FACTOR = Metric("vgs/scaling_factor", "Factor on the next step; 1 when switched off or warming up.")
 VGS_VARIANCE = Metric("vgs/normalized_variance", "Noise-to-signal ratio of raw gradients over time.")
 VGS_STEPS = Metric("vgs/step_count", "Steps the noise statistics have seen.")
 VGS_WARMUP = Metric("vgs/warmup_active", "1 while the factor is held at 1.")
+VGS_PINNED = Metric("vgs/pinned", "1 while the factor is at its lower bound.")
+
+
+def declared() -> tuple[Metric, ...]:
+    """Every metric of this page, by name."""
+    single = [value for value in globals().values() if isinstance(value, Metric)]
+    listed = [m for value in globals().values() if isinstance(value, dict) for m in value.values()]
+    return tuple(sorted({*single, *(m for m in listed if isinstance(m, Metric))}, key=lambda metric: metric.name))
 
 
 class Meter:

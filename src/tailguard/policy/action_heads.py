@@ -25,6 +25,8 @@ class ActionHead(nn.Module):
     """What the policy needs to know of an action space."""
 
     action_dim: int
+    largest_entropy: float | None = None
+    """Of the uniform policy; None where there is none."""
 
     def forward(self, features: Tensor) -> Tensor:
         """Parameters (..., P) of the action law."""
@@ -128,6 +130,7 @@ class CategoricalHead(ActionHead):
         self.space = space
         counts = [int(space.n)] if isinstance(space, spaces.Discrete) else [int(n) for n in space.nvec.reshape(-1)]
         self.action_dim, self.width = len(counts), max(counts)
+        self.largest_entropy = float(np.log(counts).sum()) or None  # a single choice has none
         self.logits = nn.Linear(in_features, self.action_dim * self.width)
         forbidden = torch.arange(self.width) >= torch.tensor(counts).unsqueeze(-1)
         self.register_buffer("forbidden", forbidden, persistent=False)
@@ -173,6 +176,7 @@ class BernoulliHead(ActionHead):
         super().__init__()
         self.space = space
         self.action_dim = int(np.prod(space.shape))
+        self.largest_entropy = self.action_dim * float(np.log(2.0))
         self.logits = nn.Linear(in_features, self.action_dim)
 
     def forward(self, features: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from tailguard.ppo.saving import BundledAlgorithm, EpisodeWindow, Progress
 from tailguard.ppo.settings import config_from, policy_config_from, refuse_more_than_memory, sequences_per_batch
 from tailguard.ppo.threads import keep_freed_memory
 from tailguard.ppo.update import Learner
-from tailguard.ppo.watch import calibration_figures, explained_variance, memory_figures, rollout_figures
+from tailguard.ppo.watch import TradingSample, calibration_figures, explained_variance, memory_figures, rollout_figures
 from tailguard.rollout import RolloutBuffer, SequenceBatch
 from tailguard.rollout.advantages import normalize_valid
 from tailguard.rollout.collect import Live, collect_steps, estimate_advantages, judge
@@ -121,6 +121,7 @@ class DistributionalPPO(BundledAlgorithm):
         self.kl_penalty = KLPenalty(self.config.kl_penalty)
         self.alerts = AlertMonitor()
         self.meter = Meter()
+        self.trading = TradingSample()
         self.n_reserve_all_masked = 0
         self.live: Live | None = None
         self.size_rollouts()
@@ -180,6 +181,7 @@ class DistributionalPPO(BundledAlgorithm):
             callback.update_locals({"self": self, "env": env, "rollout_buffer": rollout_buffer, **seen})
             if not callback.on_step():
                 return False
+            self.trading.note(seen["n_steps"], seen["rewards"], seen["infos"])
             ended = np.flatnonzero(seen["dones"])
             if len(ended):
                 self._update_info_buffer([seen["infos"][n] for n in ended], seen["dones"][ended])
@@ -296,6 +298,8 @@ class DistributionalPPO(BundledAlgorithm):
             self.n_reserve_all_masked += 1
             self.meter.add({metrics.RESERVE_ALL_MASKED: float(self.n_reserve_all_masked)})
         entropy, kl = self.meter.mean(metrics.ENTROPY), self.meter.mean(metrics.KL)
+        if entropy is not None and self.policy.action_head.largest_entropy is not None:
+            self.meter.add({metrics.ENTROPY_SHARE: entropy / self.policy.action_head.largest_entropy})
         if entropy is not None and kl is not None:
             self.entropy.update(entropy, ev)
             self.kl_penalty.update(kl)
@@ -310,6 +314,7 @@ class DistributionalPPO(BundledAlgorithm):
                 metrics.N_UPDATES: float(self._n_updates),
                 **rollout_figures(self.policy, self.rollout_buffer, self.return_scale.snapshot),
                 **calibration_figures(self.rollout_buffer, self.config),
+                **self.trading.figures(),
             }
         )
         if self.config.kl_penalty.target is not None:

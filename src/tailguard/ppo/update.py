@@ -138,7 +138,9 @@ class Learner:
     def figures(self) -> dict[str, float]:
         """What scaler and optimizer have to say, once per update."""
         gates = {metrics.MEAN_GATE.name: self.optimizer.mean_gate} if isinstance(self.optimizer, GatedOptimizer) else {}
-        return {**self.gradient_scaler.metrics(), **gates}
+        scaler = self.gradient_scaler
+        pinned = scaler.config.enabled and scaler.get_scaling_factor() <= scaler.config.min_scaling_factor
+        return {**scaler.metrics(), metrics.VGS_PINNED.name: float(pinned), **gates}
 
     def critic_norms(self, gradient: Tensor) -> dict[Metric, float]:
         """Gradient norm of each of two critics, and their ratio when both are alive."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tailguard.health import metrics
 from tailguard.health.metrics import Metric
@@ -50,6 +52,11 @@ def rollout_figures(policy: RecurrentPolicy, buffer: RolloutBuffer, scale: Affin
         figures[metrics.TWIN_GAP] = float(np.abs(means[0] - means[1]).mean()) / scale.std
     if isinstance(policy.action_head, GaussianHead):
         figures[metrics.STD] = float(policy.action_head.log_std.detach().exp().mean())
+        sent = np.tanh(buffer.actions) if policy.action_head.bounds == "squash" else buffer.actions.clip(-1.0, 1.0)
+        figures[metrics.ACTION_SATURATION] = float((np.abs(sent) >= 0.999).all(-1).mean())
+        figures[metrics.ACTION_SPREAD] = float(sent.std((0, 1)).max())
+    else:
+        figures[metrics.ACTION_SPREAD] = float(buffer.actions.std((0, 1)).max())
     return figures
 
 
@@ -85,17 +92,19 @@ def memory_figures(live: Live) -> dict[str, float]:
         torch.cat([state.cell for state in live.critic_states], 1),
     )
     figures: dict[str, float] = {}
-    largest, saturated, n_units = 0.0, 0, 0
+    largest, saturated, dead, n_units = 0.0, 0, 0, 0
     for trunk, state in (("actor", live.actor_state), ("critic", critics)):
         for layer, hidden in enumerate(state.hidden):
             figures |= moments(f"lstm/{trunk}_layer{layer}", hidden)
             saturated += int((hidden.abs() > 0.99).sum())
+            dead += int((hidden.abs() < 1e-6).sum())
             n_units += hidden.numel()
         for layer, cell in enumerate(state.cell):
             figures |= moments(f"lstm/{trunk}_layer{layer}_cell", cell)
             largest = max(largest, float(cell.abs().max()))
     if n_units:
-        figures |= {"lstm/cell_max_abs": largest, "lstm/saturated_share": saturated / n_units}
+        shares = {metrics.SATURATED_SHARE: saturated / n_units, metrics.DEAD_SHARE: dead / n_units}
+        figures |= {metric.name: value for metric, value in {metrics.CELL_MAX: largest, **shares}.items()}
     return figures
 
 
@@ -106,3 +115,34 @@ def moments(name: str, values: torch.Tensor) -> dict[str, float]:
         f"{name}_mean": float(values.mean()),
         f"{name}_std": float(values.std(correction=0)),
     }
+
+
+class TradingSample:
+    """What trading cost, on every eighth step of environments whose infos tell `equity`, `costs` and `turnover`."""
+
+    EVERY = 8
+
+    def __init__(self) -> None:
+        self.net: list[NDArray[np.floating[Any]]] = []
+        self.paid: list[NDArray[np.floating[Any]]] = []
+        self.turned: list[float] = []
+
+    def note(self, n_steps: int, rewards: NDArray[Any], infos: list[dict[str, Any]]) -> None:
+        """Look at one step of all environments."""
+        if n_steps % self.EVERY or "turnover" not in infos[0]:
+            return
+        self.net.append(np.asarray(rewards, np.float64))
+        self.paid.append(np.array([info["costs"] / max(info["equity"], 1e-12) for info in infos]))
+        self.turned.append(float(np.mean([info["turnover"] for info in infos])))
+
+    def figures(self) -> Mapping[Metric, float]:
+        """Of the rollout just seen; then it is forgotten."""
+        if not self.net:
+            return {}
+        net, paid = np.concatenate(self.net), np.concatenate(self.paid)
+        found = {metrics.TURNOVER: float(np.mean(self.turned))}
+        gross = net + paid
+        if gross.mean() > 3.0 * gross.std() / np.sqrt(len(gross)):
+            found[metrics.COST_SHARE] = float(paid.mean() / gross.mean())
+        self.net, self.paid, self.turned = [], [], []
+        return found
