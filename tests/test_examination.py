@@ -155,6 +155,8 @@ def test_other_bars_are_seen_with_the_scaler_of_the_training(tmp_path, first):
     assert refitted.state_dict() != scaler.state_dict()
     assert len(found.strategy) == 300 - 2 - features.look_back - own.warm_up
     assert found.subject.data == bars.digest()
+    assert found.subject.split == "new-bars"  # the evaluation of the run's own test stays
+    assert {path.stem for path in (folder.path / "evaluation").glob("*.json")} == {"test", "new-bars"}
     with pytest.raises(DataError, match="needs the same ones"):
         examine(folder, files=[str(write(tmp_path / "other.csv", 300, ("AAA", "CCC")))])
 
@@ -216,6 +218,17 @@ def test_a_configuration_of_own_bars_survives_its_yaml_and_keeps_what_the_user_s
 def test_bad_data_settings_say_what_to_do(settings, message):
     with pytest.raises((ConfigError, DataError), match=message):
         experiment_config(settings)
+
+
+def test_bars_that_were_learned_from_are_never_evidence(first):
+    found = examine(first, "train")
+    assert not found.verdict.skill
+    assert found.verdict.reasons == ("In sample: the agent has learned from these very bars.",)
+    text = (first.path / "report.html").read_text()
+    assert "IN SAMPLE" in text
+    assert "out of sample and net" not in text
+    report_run("first", "train")
+    assert (first.path / "report.html").read_text() == text
 
 
 def test_a_part_that_is_not_there_and_a_task_without_bars_are_refused(tmp_path, first):

@@ -25,11 +25,10 @@ from tailguard.env.replay import Policy
 from tailguard.errors import ConfigError, DataError
 from tailguard.evaluation import assessment as assessments
 from tailguard.evaluation import ledger
-from tailguard.evaluation.assessment import Assessment, OptimumFound, Subject, assess, trial_of
+from tailguard.evaluation.assessment import Assessment, OptimumFound, Subject, assess, trial_of, verdict_on
 from tailguard.evaluation.backtest import Backtest, backtest, backtest_periods
 from tailguard.evaluation.report import write_report
 from tailguard.evaluation.training_record import RiskPromise, TrainingRecord
-from tailguard.evaluation.verdict import judge
 from tailguard.experiment import DataTask, Experiment, ExperimentConfig, PresetTask, load_experiment
 from tailguard.market import Bars
 from tailguard.market.features import FeatureScaler, FeatureSet
@@ -45,6 +44,8 @@ EXAM_BARS = 10_000
 EXAM_SEED = 1_000_000
 """Added to the seed of the run, so that no training draw is an exam."""
 SCALER_FILE = "scaler.json"
+NEW_BARS = "new-bars"
+"""Name of the evaluation on other files than those of the training."""
 MOST_COMPARED_TRIALS = 49
 PERIODIC = ("time_left", "period_return")
 
@@ -149,7 +150,8 @@ def exam_of(experiment: Experiment, folder: Path, part: Part = "test", files: Se
             f"{task.name!r}. Train with --data FILE, or on a preset and leave out --data."
         )
     if files:
-        return data_exam(unseen(task.config, files, folder), "test", ", ".join(Path(file).name for file in files))
+        named = ", ".join(Path(file).name for file in files)
+        return replace(data_exam(unseen(task.config, files, folder), "test", named), split=NEW_BARS)
     return data_exam(task.dataset, part, ", ".join(Path(file).name for file in task.config.files))
 
 
@@ -265,7 +267,7 @@ def rewrite_report(folder: RunFolder, part: str = "test") -> Path:
     folder.require()
     kept = assessments.load(evaluation_folder(folder), part)
     trials = ledger.gather(folder.path.parent, kept.subject.data, kept.subject.split)
-    fresh = replace(kept, verdict=judge(kept.strategy, kept.hold, ledger.count(trials)))
+    fresh = replace(kept, verdict=verdict_on(kept.subject, kept.strategy, kept.hold, ledger.count(trials)))
     return write_report(fresh, training_record(folder), report_file(folder))
 
 

@@ -22,7 +22,7 @@ from tailguard.evaluation import measures
 from tailguard.evaluation.backtest import Backtest, Stress, break_even_bps, buy_and_hold, cost_stress, follow_targets
 from tailguard.evaluation.ledger import Trial, TrialCount
 from tailguard.evaluation.significance import Interval, backtest_overfitting
-from tailguard.evaluation.verdict import Verdict, judge
+from tailguard.evaluation.verdict import Verdict, in_sample, judge
 from tailguard.losses.calibration import coverage
 from tailguard.market import Bars
 
@@ -49,6 +49,11 @@ class Subject:
     gamma: float = 1.0
     facts: tuple[tuple[str, str], ...] = ()
     """Further lines for the integrity section: (what, value)."""
+
+    @property
+    def in_sample(self) -> bool:
+        """Whether the agent learned from these bars."""
+        return self.split == "train"
 
 
 @dataclass(frozen=True)
@@ -169,13 +174,19 @@ def assess(
         hold=hold,
         stress=cost_stress(bars, strategy, costs=costs, account=account),
         break_even_bps=break_even_bps(bars, strategy, account),
-        verdict=judge(strategy, hold, trials),
+        verdict=verdict_on(subject, strategy, hold, trials),
         folds=folds,
         overfitting=overfitting_among(strategy.returns, other_trials),
         calibration=calibrated(strategy, levels, subject.gamma),
         optimum=optimum,
         checks=leak_tests(bars, strategy, costs, account, features),
     )
+
+
+def verdict_on(subject: Subject, strategy: Backtest, hold: Backtest, trials: TrialCount) -> Verdict:
+    """The verdict, which is no on bars that were learned from."""
+    verdict = judge(strategy, hold, trials)
+    return in_sample(verdict) if subject.in_sample else verdict
 
 
 def overfitting_among(returns: Array, others: Array | None) -> float | None:

@@ -61,9 +61,7 @@ def performance_charts(assessment: Assessment, matched: Backtest) -> list[Chart]
                 marks=marks,
             ),
             legend(lines),
-            "Each fold was traded by an agent that had only seen bars before it."
-            if marks
-            else "Out of sample: no bar shown here was seen in training.",
+            what_was_known(assessment),
         ),
         Chart(
             "underwater",
@@ -81,6 +79,14 @@ def performance_charts(assessment: Assessment, matched: Backtest) -> list[Chart]
             f"The longest wait for a new high was {measures.longest_drawdown_bars(own.returns):,} bars.",
         ),
     ]
+
+
+def what_was_known(assessment: Assessment) -> str:
+    if assessment.subject.in_sample:
+        return "In sample: the agent learned from these bars."
+    if assessment.folds:
+        return "Each fold was traded by an agent that had only seen bars before it."
+    return "Out of sample: no bar shown here was seen in training."
 
 
 def risk_charts(assessment: Assessment, training: TrainingRecord) -> list[Chart]:

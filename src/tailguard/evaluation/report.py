@@ -100,7 +100,7 @@ def tiles(assessment: Assessment, matched: Backtest) -> list[Tile]:
     rate = own.bars_per_year
     return [
         Tile(
-            "Out-of-sample Sharpe",
+            "In-sample Sharpe" if assessment.subject.in_sample else "Out-of-sample Sharpe",
             ratio(verdict.sharpe.estimate),
             f"95 %: {ratio(verdict.sharpe.low)} to {ratio(verdict.sharpe.high)} · "
             f"holding {ratio(measures.sharpe(hold.returns, rate))}",

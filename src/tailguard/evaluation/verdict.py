@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tailguard.evaluation import measures
 from tailguard.evaluation.backtest import Backtest
@@ -76,6 +76,11 @@ def judge(
         n_looks=max(trials.n_looks, 1),
         best_of_luck=luck,
     )
+
+
+def in_sample(verdict: Verdict) -> Verdict:
+    """The same figures on bars the agent learned from: they are no evidence of anything."""
+    return replace(verdict, headline=NO_SKILL, reasons=("In sample: the agent has learned from these very bars.",))
 
 
 def doubts(
