@@ -80,6 +80,9 @@ def train(
     report: Annotated[
         bool | None, typer.Option(help="Examine the agent at the end and write report.html; on for --data.")
     ] = None,
+    fail_on_alert: Annotated[
+        bool, typer.Option("--fail-on-alert", help="End with exit code 1 when training raised an alert.")
+    ] = False,
     seeds: Annotated[
         str | None, typer.Option(help="Several seeds, such as 0-4: one run each, in parallel; goes on after a stop.")
     ] = None,
@@ -103,7 +106,8 @@ def train(
 
         start_seeds(config, given, set_ or [], run, seeds, workers, ray)
         return
-    start(config, given, set_ or [], run, "quiet" if quiet else "json" if json_ else "live", dry_run, report)
+    kind = "quiet" if quiet else "json" if json_ else "live"
+    start(config, given, set_ or [], run, kind, dry_run, report, fail_on_alert)
 
 
 @app.command()

@@ -26,6 +26,7 @@ def start(
     kind: str,
     dry_run: bool,
     report: bool | None = None,
+    fail_on_alert: bool = False,
 ) -> None:
     """Begin a run."""
     config = load_experiment(config_file, given, overrides)
@@ -42,6 +43,9 @@ def start(
         folder.create(config.to_yaml(), experiment.manifest(env, sys.argv))
         remember(experiment.task, folder.path)
         run_on(agent, experiment, folder, display, report)
+    if fail_on_alert and folder.alerts_file.read_text():
+        display.notice(f"alerts were raised, see {folder.alerts_file}")
+        raise typer.Exit(1)
 
 
 def go_on(run: str, kind: str) -> None:
