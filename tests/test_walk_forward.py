@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+from tailguard.cli.evaluate import report_run, walk
 from tailguard.env.dataset import Dataset
 from tailguard.errors import ConfigError
 from tailguard.evaluation import ledger
@@ -99,6 +100,17 @@ def test_what_is_finished_stays_finished(walked):
     assert again.verdict.n_trials == 3  # the same results, looked at twice
     with pytest.raises(ConfigError, match="other settings"):
         walk_forward(settings(place, seed=5), folder, WalkForwardConfig(folds=3))
+
+
+def test_the_command_says_the_verdict_and_its_report_can_be_written_again(walked, capsys):
+    place, folder, _, _ = walked
+    walk(settings(place), folder.path, WalkForwardConfig(folds=3, seeds=2, workers=1), quiet=True)
+    said = capsys.readouterr().out
+    assert "evidence of skill" in said.lower()
+    assert "walk-forward, " in said
+    text = (folder.path / "report.html").read_text()
+    report_run(str(folder.path), None)
+    assert (folder.path / "report.html").read_text() == text
 
 
 def test_folds_follow_one_another_and_need_bars(tmp_path):

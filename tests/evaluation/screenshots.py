@@ -16,9 +16,9 @@ PICTURES = {"report.png": (1280, 800, "light"), "report-dark-phone.png": (390, 8
 
 
 def small(png: bytes) -> bytes:
-    """The same picture with 64 colours: a page of text and lines needs no more."""
+    """The same picture with 128 colours: a page of text and lines needs no more."""
     out = io.BytesIO()
-    Image.open(io.BytesIO(png)).convert("RGB").quantize(64).save(out, "PNG", optimize=True)
+    Image.open(io.BytesIO(png)).convert("RGB").quantize(128).save(out, "PNG", optimize=True)
     return out.getvalue()
 
 
