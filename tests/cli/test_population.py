@@ -84,7 +84,7 @@ def test_a_population_that_is_told_to_stop_goes_on_with_the_same_command(tmp_pat
     _, said = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
     assert "goes on" in said
-    result = tailguard(*arguments, cwd=tmp_path)
+    result = tailguard("resume", "p", "--json", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert sum(line["event"] == "report" for line in lines) == 6 * 4

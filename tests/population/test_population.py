@@ -291,3 +291,10 @@ def test_a_validation_scores_what_predict_would_earn(tmp_path: Path) -> None:
         observations, rewards, starts, _ = env.step(actions)
         total += float(rewards.sum())
     assert report.score == pytest.approx(total / n_episodes)
+
+
+def test_asynchronous_members_all_take_their_segments(tmp_path: Path) -> None:
+    scheduler = Population(tiny_population(rounds=3, mode="asynchronous"), tmp_path, InlineExecutor()).run()
+    assert [member.segments for member in scheduler.members] == [3] * 4
+    assert any(line["source"] is not None for line in lines(tmp_path))
+    assert scheduler.best is not None

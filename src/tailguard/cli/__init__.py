@@ -122,9 +122,15 @@ def resume(
 
     Example: tailguard resume first
     """
+    from tailguard.cli.population import begun_in, start
     from tailguard.cli.train import go_on
 
-    go_on(run, "quiet" if quiet else "json" if json_ else "live")
+    kind = "quiet" if quiet else "json" if json_ else "live"
+    population_file = begun_in(run)
+    if population_file is not None:
+        start(population_file, [], run, None, None, kind, False)
+    else:
+        go_on(run, kind)
 
 
 def bars_of(data: list[Path] | None, tz: str | None, stamp: str | None) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def start(
         with stopped_by_signals(), DISPLAYS[kind](population) as shown:
             scheduler = population.run(shown)
     except StoppedNow as stop:
-        typer.echo(f"{stop}; nothing is lost: the same command with --run {folder} goes on.", err=True)
+        typer.echo(f"{stop}; nothing is lost: `tailguard resume {folder}` goes on.", err=True)
         raise typer.Exit(stop.exit_code) from None
     finally:
         executor.close()
@@ -64,6 +64,12 @@ def start(
         err=kind == "json",
     )
     typer.echo(f"report in {report}", err=kind == "json")
+
+
+def begun_in(run: str) -> Path | None:
+    """The configuration of the population in a folder; None when the folder holds something else."""
+    place = run_path(run)
+    return place / "config.yaml" if (place / "population.jsonl").is_file() else None
 
 
 def executor_of(

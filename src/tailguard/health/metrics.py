@@ -89,6 +89,9 @@ COST_SHARE = Metric(
 )
 
 MEAN_GATE = Metric("train/upgd_mean_gate", "Mean of the utility gate: 1 is the base optimizer's step.")
+FAILED_READY_CHECKS = Metric(
+    "pbt/failed_ready_checks", "Readiness checks at which a population had to wait for late members, so far."
+)
 VGS_FACTOR = Metric("vgs/scaling_factor", "Factor on the next step; 1 when switched off or warming up.")
 VGS_VARIANCE = Metric("vgs/normalized_variance", "Noise-to-signal ratio of raw gradients over time.")
 VGS_STEPS = Metric("vgs/step_count", "Steps the noise statistics have seen.")

@@ -24,6 +24,7 @@ from tailguard.checkpoint import digest, read_bundle, write_file
 from tailguard.errors import CheckpointError, ConfigError
 from tailguard.examination import remember
 from tailguard.experiment import Experiment
+from tailguard.health.metrics import FAILED_READY_CHECKS
 from tailguard.population.config import PopulationConfig, load_population
 from tailguard.population.history import ancestry, history
 from tailguard.population.journal import Journal
@@ -147,7 +148,7 @@ class Population:
     def about(self, event: Event) -> dict[str, Any]:
         """What readers of the journal want to know beside the event itself."""
         if isinstance(event, ReadyCheck):
-            return {"time": time.time(), "pbt/failed_ready_checks": self.scheduler.failed_ready_checks + 1}
+            return {"time": time.time(), FAILED_READY_CHECKS.name: self.scheduler.failed_ready_checks + 1}
         member = self.scheduler.members[event.member]
         attempt = event.attempt if isinstance(event, Failure) else member.failures
         seconds = time.monotonic() - self.began.pop(f"{event.member}/{event.round}/{attempt}", time.monotonic())

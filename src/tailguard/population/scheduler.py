@@ -62,7 +62,7 @@ class PBTConfig(Config):
     max_failures: NonNegativeInt = 3
     """Failed attempts at one segment after which a member is given up."""
     hang_timeout_s: PositiveFloat = 600.0
-    """A segment without a sign of life for so long is ended and done again."""
+    """A segment without a sign of life for so long is ended and done again; it gives two per update."""
 
     @model_validator(mode="after")
     def a_population_varies_something(self) -> Self:

@@ -7,6 +7,7 @@ arrive under its name stays.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -33,6 +34,8 @@ from tailguard.population.space import with_values
 from tailguard.population.tasks import Beat
 from tailguard.ppo import DistributionalPPO
 from tailguard.yaml_files import parse_yaml
+
+log = logging.getLogger(__name__)
 
 AGENT, ABOUT = "agent", "segment.json"
 
@@ -64,6 +67,7 @@ def run_segment(folder: Path, segment: RunSegment, beat: Beat = lambda: None) ->
     done = finished(folder, segment)
     if done is not None:
         return Report(segment.member, segment.round, done, name)
+    log.info("Member %d, round %d, with %s", segment.member, segment.round, dict(segment.hyperparameters))
     plan = plan_of((folder / "config.yaml").read_text(encoding="utf-8"))
     try:
         return Report(segment.member, segment.round, work(folder, segment, plan, beat), name)

@@ -8,6 +8,7 @@ It lives as long as its parent: when stdin ends, however the parent ended, so do
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -34,6 +35,7 @@ class Pipe:
 
 def main() -> None:
     """Work until the parent is gone."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     pipe = Pipe(int(sys.argv[1]))
     tasks: SimpleQueue[str] = SimpleQueue()
     Thread(target=listen, args=(tasks,), daemon=True).start()
