@@ -125,7 +125,7 @@ class Identity(gym.Env[Any, Any]):
 
 
 class Sizing(VecEnv):
-    """Each of `length` steps earns a X - a^2 / 2 with X ~ N(mean, std^2) and 0 <= a <= most; nothing is seen."""
+    """Each of `length` steps earns a X - a^2 / 2 with X ~ N(mean, std^2) and 0 <= a <= most; only time is seen."""
 
     def __init__(
         self, n_envs: int, seed: int, mean: float = 0.5, std: float = 0.2, length: int = 1, most: float = 1.0
@@ -136,7 +136,10 @@ class Sizing(VecEnv):
 
     def reset(self) -> Any:
         self.clock = 0
-        return np.zeros((self.num_envs, 1), np.float32)
+        return self.time()
+
+    def time(self) -> NDArray[np.float32]:
+        return np.full((self.num_envs, 1), self.clock / self.length, np.float32)
 
     def step_async(self, actions: Any) -> None:
         self.size = np.asarray(actions, np.float64)[:, 0]
@@ -145,7 +148,7 @@ class Sizing(VecEnv):
         rewards = self.size * self.rng.normal(self.mean, self.std, self.num_envs) - 0.5 * self.size**2
         self.clock += 1
         over = self.clock >= self.length
-        obs = self.reset() if over else np.zeros((self.num_envs, 1), np.float32)
+        obs = self.reset() if over else self.time()
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         return obs, rewards, np.full(self.num_envs, over), infos
 

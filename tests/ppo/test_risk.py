@@ -95,7 +95,8 @@ def test_the_threshold_is_the_alpha_quantile_of_recent_periods_and_old_ones_are_
 
 
 def test_at_alpha_one_pure_cvar_is_the_mean_of_the_period() -> None:
-    agent = collected(sizing_agent(risk={"mode": "episode", "alpha": 1.0, "weight": 1.0}, gae_lambda=1.0, gamma=1.0))
+    risk = {"mode": "episode", "alpha": 1.0, "weight": 1.0, "gae_lambda": 1.0}
+    agent = collected(sizing_agent(risk=risk, gae_lambda=1.0, gamma=1.0))
     buffer = agent.rollout_buffer
     np.testing.assert_allclose(buffer.risk_returns, buffer.returns, atol=1e-6)
 
@@ -167,7 +168,7 @@ def test_before_a_period_is_over_there_is_no_risk_term() -> None:
 
 
 def limited(limit: float, **settings: Any) -> EpisodeRisk:
-    risk = EpisodeRisk(RiskConfig(mode="episode", alpha=0.1, cvar_limit=limit, **settings), 0.95)
+    risk = EpisodeRisk(RiskConfig(mode="episode", alpha=0.1, cvar_limit=limit, **settings))
     returns = np.random.default_rng(0).normal(size=500)
     risk.recent, risk.fresh = np.stack([returns, np.ones(500)], -1), 1.0
     return risk
@@ -192,11 +193,11 @@ def test_the_dual_climbs_while_the_limit_is_violated_falls_while_it_holds_and_st
 def test_the_dual_stands_still_at_first_and_moves_with_the_share_of_fresh_periods() -> None:
     early, stale, fresh = limited(0.0), limited(0.0), limited(0.0)
     stale.fresh = 0.1
-    early.update(0.1)
+    early.update(0.05)
     stale.update(0.5)
     fresh.update(0.5)
     assert early.dual == 1.0
-    assert np.log(stale.dual) == pytest.approx(0.1 * np.log(fresh.dual))
+    assert np.log(stale.dual) == pytest.approx(np.log(fresh.dual) / 3)  # a tenth of the window, against three at most
 
 
 def test_under_a_limit_the_policy_climbs_return_plus_price_times_risk_rescaled() -> None:

@@ -32,6 +32,9 @@ Floats = NDArray[np.floating[Any]]
 DUAL_MIN = 1e-3
 """The dual variable moves by factors, so it must not reach zero; at this price risk does not matter."""
 
+FRESH_MAX = 0.3
+"""Share of a window that counts as fresh at most: one update does not let the policy follow any faster."""
+
 
 class RiskConfig(Config):
     """How the tail of the return enters the policy's objective."""
@@ -49,15 +52,16 @@ class RiskConfig(Config):
     """Steps of a risk period; None: the episode."""
     window: PositiveInt | None = None
     """Recent periods from which threshold and CVaR are estimated; None: enough for 25 of them in the tail."""
-    gae_lambda: UnitInterval | None = None
-    """Decay of the risk stream's advantage trace; None: as for the return."""
+    gae_lambda: UnitInterval = 0.5
+    """Decay of the risk stream's advantage trace. Its value knows X and time, so it can be trusted early; a long trace
+    collects the noise of every step up to the period's end."""
     dual_init: PositiveFloat = 1.0
     """Dual variable, the price of the limit, at the start."""
     dual_max: PositiveFloat = 100.0
     """Its cap."""
-    dual_learning_rate: NonNegativeFloat | Schedule = Schedule(start=0.5, end=0.0)
+    dual_learning_rate: NonNegativeFloat | Schedule = Schedule(start=1.0, end=0.0)
     """How fast its logarithm follows the violation, per window of fresh periods."""
-    dual_delay: UnitInterval = 0.2
+    dual_delay: UnitInterval = 0.1
     """Share of training during which it stands still, for the policy to settle at the price it starts with."""
 
     @model_validator(mode="after")
@@ -139,9 +143,8 @@ class NestedRisk(Risk):
 class EpisodeRisk(Risk):
     """CVaR of a period's return by Rockafellar and Uryasev: a second reward stream with a value of its own."""
 
-    def __init__(self, config: RiskConfig, gae_lambda: float) -> None:
+    def __init__(self, config: RiskConfig) -> None:
         super().__init__(config)
-        self.gae_lambda = gae_lambda if config.gae_lambda is None else config.gae_lambda
         self.recent = np.zeros((0, 2))  # return and length of the last periods
         self.dual = config.dual_init
         self.fresh = 0.0  # share of the remembered periods that the last rollout brought
@@ -149,16 +152,18 @@ class EpisodeRisk(Risk):
 
     @property
     def threshold(self) -> float:
-        """nu: the alpha-quantile of recent period returns; under a limit, where it will be once the limit binds.
+        """nu: the alpha-quantile of recent period returns; under a limit, after scaling them until the limit binds.
 
         A policy learns to stop just above nu, so a quantile that follows the policy and a policy that follows the
-        quantile can stay anywhere together. The limit says where: as far above it as VaR is above CVaR.
+        quantile can stay anywhere together, and no price would part them. The limit says where nu belongs.
         """
         returns, config = self.recent[:, 0], self.config
         quantile = float(np.quantile(returns, config.alpha, method="inverted_cdf"))
         if config.cvar_limit is None:
             return quantile
-        return config.cvar_limit + quantile - empirical_cvar(returns, config.alpha)
+        mean, tail = float(returns.mean()), empirical_cvar(returns, config.alpha)
+        scale = float(np.clip((mean - config.cvar_limit) / max(mean - tail, 1e-12), 0.1, 10.0))
+        return mean + scale * (quantile - mean)
 
     def remember(self, periods: Periods) -> None:
         """Keep the last periods; never fewer than the newest rollout's."""
@@ -192,7 +197,7 @@ class EpisodeRisk(Risk):
         if periods.cut.any():
             successors[periods.cut] = self.values_at_cuts(policy, buffer, periods)
         buffer.period = period[:-1]
-        buffer.risk_advantages = advantages(stream, values, successors, over, 1.0, self.gae_lambda)
+        buffer.risk_advantages = advantages(stream, values, successors, over, 1.0, self.config.gae_lambda)
         buffer.risk_returns = buffer.risk_advantages + values[:-1]
 
     def period_features(self, so_far: Floats, elapsed: Floats) -> Floats:
@@ -251,7 +256,7 @@ class EpisodeRisk(Risk):
             depth = max(mean - tail, 1e-12)  # the tail's own size makes the step free of units
             gap = float(np.clip((config.cvar_limit - tail) / depth, -1.0, 1.0))
             rate = config.dual_learning_rate
-            step = (rate.at(progress) if isinstance(rate, Schedule) else rate) * self.fresh * gap
+            step = (rate.at(progress) if isinstance(rate, Schedule) else rate) * min(self.fresh, FRESH_MAX) * gap
             step = step if progress >= config.dual_delay else 0.0
             figures |= {metrics.DUAL: self.dual, metrics.VIOLATION: max(config.cvar_limit - tail, 0.0)}
             self.dual = min(max(self.dual * exp(step), DUAL_MIN), config.dual_max)
@@ -289,8 +294,8 @@ def nested_advantages(target: Floats, law: Floats, levels: tuple[float, ...], al
     return result
 
 
-def make_risk(config: RiskConfig, critic: CriticConfig, gae_lambda: float) -> Risk:
+def make_risk(config: RiskConfig, critic: CriticConfig) -> Risk:
     """The part a config asks for."""
     if config.mode == "episode":
-        return EpisodeRisk(config, gae_lambda)
+        return EpisodeRisk(config)
     return NestedRisk(config, critic) if config.mode == "nested" else Risk(config)
