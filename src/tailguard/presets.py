@@ -79,12 +79,31 @@ def pairs(**constants: Any) -> Preset:
     return Preset("pairs", oracle_market("pairs", **constants), trading_config(), 800_000)
 
 
+def crash(alpha: float = 0.05, cvar_limit: float | None = -0.04, **constants: Any) -> Preset:
+    """Carry with rare jumps: all in without a limit; with one, as much as a single jump may cost.
+
+    Returns of neighbouring bars are independent, so short traces serve both streams, and one in alpha episodes says
+    something of the tail, so rollouts are long. The price of the limit starts low: first learn what can be earned.
+    """
+    limited = {"mode": "episode", "alpha": alpha, "cvar_limit": cvar_limit, "dual_init": 0.1}
+    config = trading_config(
+        n_steps=125,
+        gamma=0.99,
+        gae_lambda=0.5,
+        critic={"twin": False, "n_quantiles": 16},
+        risk={"mode": "none"} if cvar_limit is None else limited,
+    )
+    kwargs = {"memory": "none", "net_arch": [32, 32], "log_std_init": -1.0, "log_std_end": -3.5}
+    return Preset("crash", oracle_market("crash", **constants), config, 3_200_000, n_envs=128, policy_kwargs=kwargs)
+
+
 PRESETS: dict[str, Callable[[], Preset]] = {
     "regime": regime,
     "regime_hard": regime_hard,
     "signal": signal,
     "noise": noise,
     "pairs": pairs,
+    "crash": crash,
 }
 
 

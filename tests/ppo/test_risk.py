@@ -67,6 +67,13 @@ def test_a_policy_that_fears_risk_starts_with_less_exploration_unless_told() -> 
     assert default.policy_config.log_std_init == 0.0
 
 
+def test_a_ceiling_on_exploration_falls_with_progress() -> None:
+    agent = sizing_agent(policy_kwargs={"log_std_init": -1.0, "log_std_end": -3.0})
+    agent.learn(2 * 256)
+    assert agent.policy.action_head.log_std.max() <= -3.0
+    assert logged(agent)["train/first_log_ratio_max_abs"] < 1e-5  # it moves between updates only
+
+
 # the episode's risk
 
 

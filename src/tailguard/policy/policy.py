@@ -16,7 +16,7 @@ from tailguard.configuration import Config, PositiveInt
 from tailguard.errors import ConfigError, EnvContractError
 from tailguard.normalization import Affine
 from tailguard.policy.acting import Step, stepper
-from tailguard.policy.action_heads import ActionHead, Bounds, make_action_head
+from tailguard.policy.action_heads import ActionHead, Bounds, GaussianHead, make_action_head
 from tailguard.policy.critics import CriticConfig, CriticHead, aggregate, make_critic_head
 from tailguard.policy.recurrent import Layout, Memory, State, make_memory
 from tailguard.policy.risk_value import RiskValue
@@ -57,6 +57,8 @@ class PolicyConfig(Config):
     """Orthogonal initial weights; off leaves torch's own."""
     log_std_init: float = 0.0
     """Log of the initial spread of a Gaussian policy, whose bounds are -1 and 1; with risk on, -2 unless given."""
+    log_std_end: float | None = None
+    """Where a ceiling on that logarithm stands when training ends; it falls in a straight line. None: no ceiling."""
     action_bounds: Bounds = "clip"
     """How a Gaussian meets its bounds: samples are clipped, or squashed by tanh with the exact density."""
     shared_lstm: Literal[False] = False
@@ -192,6 +194,13 @@ class RecurrentPolicy(BasePolicy):
         return self.actor.memory.initial_state(n)
 
     # learning
+
+    def narrow(self, progress: float) -> None:
+        """Let the ceiling on a Gaussian policy's spread fall; between updates, so that acting and learning agree."""
+        end, head = self.config.log_std_end, self.action_head
+        if end is not None and isinstance(head, GaussianHead):
+            with torch.no_grad():
+                head.log_std.clamp_(max=self.config.log_std_init + progress * (end - self.config.log_std_init))
 
     def action_parameters(self, obs: Tensor, layout: Layout, state: State) -> Tensor:
         """Parameters (L, B, P) of the action law over whole sequences."""

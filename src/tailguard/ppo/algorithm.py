@@ -303,7 +303,9 @@ class DistributionalPPO(BundledAlgorithm):
         if entropy is not None and kl is not None:
             self.entropy.update(entropy, ev)
             self.kl_penalty.update(kl)
-        self.meter.add(self.risk.update(1.0 - self._current_progress_remaining))
+        progress = 1.0 - self._current_progress_remaining
+        self.meter.add(self.risk.update(progress))
+        self.policy.narrow(progress)
         self.meter.add(
             {
                 metrics.LEARNING_RATE: now.learning_rate,

@@ -152,18 +152,18 @@ class EpisodeRisk(Risk):
 
     @property
     def threshold(self) -> float:
-        """nu: the alpha-quantile of recent period returns; under a limit, after scaling them until the limit binds.
+        """nu: the alpha-quantile of recent period returns; under a limit, held near where the limit binds.
 
         A policy learns to stop just above nu, so a quantile that follows the policy and a policy that follows the
-        quantile can stay anywhere together, and no price would part them. The limit says where nu belongs.
+        quantile can drift anywhere together. Room under the limit lowers nu by as much, and nu is never below the
+        limit, because VaR is never below CVaR: neither changes anything once the limit binds.
         """
         returns, config = self.recent[:, 0], self.config
         quantile = float(np.quantile(returns, config.alpha, method="inverted_cdf"))
         if config.cvar_limit is None:
             return quantile
-        mean, tail = float(returns.mean()), empirical_cvar(returns, config.alpha)
-        scale = float(np.clip((mean - config.cvar_limit) / max(mean - tail, 1e-12), 0.1, 10.0))
-        return mean + scale * (quantile - mean)
+        room = max(empirical_cvar(returns, config.alpha) - config.cvar_limit, 0.0)
+        return max(quantile - room, config.cvar_limit)
 
     def remember(self, periods: Periods) -> None:
         """Keep the last periods; never fewer than the newest rollout's."""
