@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecNormalize
 
 from tailguard import DistributionalPPO
@@ -311,6 +312,27 @@ def test_when_no_checkpoint_can_be_read_nothing_is_trained_over(tmp_path: Path) 
     (folder.last_checkpoint() / "tree.json").unlink()
     with pytest.warns(UserWarning, match=r"tree.json"), pytest.raises(CheckpointError, match="No checkpoint of"):
         go_on(folder, experiment)
+
+
+class SavesInAStep(BaseCallback):
+    """Writes a checkpoint at a moment that cannot be resumed from."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def _on_step(self) -> bool:
+        self.model.save(self.path / "agent")
+        self.model.checkpoint(self.path / "checkpoint")
+        return True
+
+
+def test_a_checkpoint_in_the_middle_of_an_update_is_refused(tmp_path: Path) -> None:
+    agent = tiny_agent()
+    with pytest.raises(StateError, match="between two updates"):
+        agent.learn(STEPS_PER_UPDATE, SavesInAStep(tmp_path))
+    assert DistributionalPPO.load(tmp_path / "agent").num_timesteps == 4
+    agent.checkpoint(tmp_path / "checkpoint")  # what was broken off is forgotten
 
 
 def test_an_agent_from_python_goes_on_exactly_too(tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ class DistributionalPPO(BundledAlgorithm):
         self.trading = TradingSample()
         self.n_reserve_all_masked = 0
         self.live: Live | None = None
+        self.in_update = False  # from the first step of a rollout to the end of the training on it
         self.size_rollouts()
 
     def size_rollouts(self) -> None:
@@ -165,7 +166,12 @@ class DistributionalPPO(BundledAlgorithm):
         progress_bar: bool = False,
     ) -> Self:
         """Train for at least `total_timesteps` environment steps; arguments as in SB3."""
-        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+        try:
+            return super().learn(
+                total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
+            )
+        finally:
+            self.in_update = False  # a rollout that was broken off is forgotten
 
     def collect_rollouts(  # type: ignore[override]
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
@@ -173,6 +179,7 @@ class DistributionalPPO(BundledAlgorithm):
         """Fill the buffer, let the critics judge it, estimate advantages, then move the observation statistics."""
         self.policy.set_training_mode(False)
         callback.on_rollout_start()
+        self.in_update = True
         live = self.live_now()  # a checkpoint in the callback may have started fresh episodes
 
         def after_each_step(seen: dict[str, Any]) -> bool:
@@ -235,6 +242,7 @@ class DistributionalPPO(BundledAlgorithm):
                 break
         self._n_updates += epochs
         self.finish_update(sequences.select(reserved), now)
+        self.in_update = False
 
     def knobs(self) -> Knobs:
         """Every scheduled value, read once."""

@@ -7,7 +7,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
@@ -49,6 +49,7 @@ class BundledAlgorithm(OnPolicyAlgorithm):
     obs_stats: ObservationStatistics
     randomness: Randomness
     live: Live | None
+    in_update: bool
     n_reserve_all_masked: int
 
     def parts(self) -> dict[str, Stateful]:
@@ -108,6 +109,11 @@ class BundledAlgorithm(OnPolicyAlgorithm):
         An environment that cannot save itself restarts its episodes here when the checkpoint is `scheduled`, that is,
         when an uninterrupted run writes it too. `about` goes into the manifest.
         """
+        if self.in_update:
+            raise StateError(
+                "A checkpoint can only be written between two updates: after learn(), or in a callback's "
+                "_on_rollout_start. In the middle of one, save(path) writes the agent alone."
+            )
         self.write(path, self.session(scheduled), about or {})
         if scheduled and stateful_env(self.env) is None:
             self.restart_episodes()
@@ -367,7 +373,7 @@ class EpisodeWindow:
 def fingerprint() -> dict[str, Any]:
     """What bit-identical results depend on besides the code."""
     return {
-        "tailguard": version("tailguard"),
+        "tailguard": package_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
@@ -375,6 +381,14 @@ def fingerprint() -> dict[str, Any]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "torch_threads": torch.get_num_threads(),
     }
+
+
+def package_version() -> str:
+    """The installed version; a source tree that is only on the path has none."""
+    try:
+        return version("tailguard")
+    except PackageNotFoundError:
+        return "source"
 
 
 def warn_of_another_machine(path: Any, manifest: Mapping[str, Any]) -> None:

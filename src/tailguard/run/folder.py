@@ -111,11 +111,13 @@ class RunFolder:
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 raise RunError(
                     f"{self.path} is being written by {holder(handle)}. Wait for it to end or stop it, or choose "
                     "another --run."
                 ) from None
+            except OSError as error:
+                raise RunError(f"{file} cannot be locked ({error.strerror}); choose a --run on a local disk.") from None
             os.ftruncate(handle, 0)
             os.pwrite(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
             yield
