@@ -151,6 +151,8 @@ class RecurrentPolicy(BasePolicy):
         with_risk_value: bool = False,
     ) -> None:
         super().__init__(observation_space, action_space)
+        self.register_buffer("anchor", torch.zeros(()), persistent=False)
+        self.anchor: Tensor
         self.config, self.critic_config = config or PolicyConfig(), critic or CriticConfig()
         self.obs_features = flat_features(observation_space)
         self.actor = Trunk(self.obs_features, self.config.net_arch.pi, self.config)
@@ -168,6 +170,11 @@ class RecurrentPolicy(BasePolicy):
         )
         features = self.critic_list[0].trunk.out_features
         self.risk_value = RiskValue(features, self.obs_features) if with_risk_value else None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are, without a walk over all of them: acting asks at every step."""
+        return self.anchor.device
 
     @property
     def critic_list(self) -> list[Critic]:

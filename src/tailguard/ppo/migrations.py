@@ -15,7 +15,6 @@ Tree = dict[str, Any]
 def to_2(tree: Tree) -> str:
     """Version 2 says how a run goes on exactly."""
     tree["parts"]["progress"].pop("_num_timesteps_at_start", None)
-    tree["parts"].setdefault("risk", {})
     tree["session"] = None
     return "it does not say where its episodes stood"
 
