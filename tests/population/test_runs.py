@@ -10,8 +10,9 @@ from tailguard.checkpoint import read_bundle, state_digest
 from tailguard.cli.seeds import parsed_seeds
 from tailguard.errors import ConfigError
 from tailguard.experiment import Experiment
+from tailguard.population.local import LocalExecutor
 from tailguard.population.runs import seed_tasks
-from tailguard.population.tasks import Beat, InlineExecutor, Outcome, perform, run_all
+from tailguard.population.tasks import Beat, InlineExecutor, Outcome, Task, perform, run_all
 from tailguard.run import RunFolder
 from tests.population.tiny import tiny_population
 
@@ -51,6 +52,19 @@ def test_a_run_that_fails_is_done_again_and_given_up_after_too_many_failures(tmp
     tasks = seed_tasks(CONFIG, [0, 1], tmp_path / "study", [])
     assert run_all(Unlucky(), tasks, 2, outcomes.append) == 2
     assert [outcome.key for outcome in outcomes].count("0") == 3
+
+
+def test_an_error_in_a_worker_process_is_an_outcome_with_its_reason_and_the_worker_goes_on(tmp_path: Path) -> None:
+    executor = LocalExecutor(1, 600.0, tmp_path)
+    try:
+        for key in ("first", "second"):
+            executor.submit(Task(key, "dance", {}))
+        outcomes = [outcome for _ in range(2) for outcome in executor.wait(120.0)]
+        assert [outcome.key for outcome in outcomes] == ["first", "second"]
+        assert all(outcome.result is None and "no kind of task" in outcome.reason for outcome in outcomes)
+        assert executor.n_spawned == 1
+    finally:
+        executor.close()
 
 
 def test_seeds_are_read_as_lists_and_ranges() -> None:

@@ -13,7 +13,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tailguard.errors import ConfigError
 from tailguard.population.tasks import Outcome, Task
@@ -58,7 +58,7 @@ class Worker:
             self.process.stdin.write(line.encode() + b"\n")
             self.process.stdin.flush()
 
-    def hear(self) -> tuple[list[dict[str, object]], bool]:
+    def hear(self) -> tuple[list[dict[str, Any]], bool]:
         """Messages that have come, and whether the pipe has ended."""
         ended = False
         with suppress(BlockingIOError):
@@ -144,8 +144,8 @@ class LocalExecutor:
             messages, ended = worker.hear()
             for message in messages:
                 if worker.task is not None and message["key"] == worker.task.key and "beat" not in message:
+                    outcomes.append(Outcome(worker.task.key, message.get("result"), message.get("reason", "")))
                     worker.task = None
-                    outcomes.append(Outcome(**message))  # type: ignore[arg-type]
             if ended:
                 outcomes += self.lost(worker, "its process ended")
         for worker in list(self.workers):

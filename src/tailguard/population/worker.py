@@ -46,6 +46,7 @@ def main() -> None:
             result = perform(task["kind"], task["payload"], partial(pipe.send, {"key": task["key"], "beat": True}))
             pipe.send({"key": task["key"], "result": dict(result)})
         except Exception as error:
+            logging.exception("task %s failed", task["key"])
             pipe.send({"key": task["key"], "reason": f"{type(error).__name__}: {error}"})
 
 
