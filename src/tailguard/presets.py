@@ -85,7 +85,7 @@ def crash(alpha: float = 0.05, cvar_limit: float | None = -0.04, **constants: An
     Returns of neighbouring bars are independent, so short traces serve both streams, and one in alpha episodes says
     something of the tail, so rollouts are long. The price of the limit starts low: first learn what can be earned.
     """
-    limited = {"mode": "episode", "alpha": alpha, "cvar_limit": cvar_limit, "dual_init": 0.1}
+    limited = {"mode": "episode", "alpha": alpha, "cvar_limit": cvar_limit, "dual_init": 0.3}
     config = trading_config(
         n_steps=125,
         gamma=0.99,
