@@ -80,7 +80,7 @@ def pairs(**constants: Any) -> Preset:
 
 
 def crash(alpha: float = 0.05, cvar_limit: float | None = -0.04, **constants: Any) -> Preset:
-    """Carry with rare jumps: all in without a limit; with one, as much as a single jump may cost.
+    """Carry with rare jumps: all in without a limit; with one, about as much as a single jump may cost.
 
     Returns of neighbouring bars are independent, so short traces serve both streams, and one in alpha episodes says
     something of the tail, so rollouts are long. The price of the limit starts low: first learn what can be earned.
