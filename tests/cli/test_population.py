@@ -10,7 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from tailguard.cli import app
+from tailguard.errors import ConfigError
 from tailguard.population.driver import Population
 from tailguard.population.history import Finished, ancestry
 from tailguard.population.report import write_report
@@ -26,19 +29,19 @@ def config_file(folder: Path, rounds: int = 2) -> Path:
 
 
 def test_the_resolved_configuration_can_be_looked_at_first(tmp_path: Path) -> None:
-    result = tailguard("population", str(config_file(tmp_path)), "--dry-run", "--set", "ppo.gamma=0.5", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "gamma: 0.5" in result.stdout
-    assert "perturbation_interval: 2" in result.stdout
+    arguments = ["population", str(config_file(tmp_path)), "--dry-run", "--set", "ppo.gamma=0.5"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "gamma: 0.5" in result.output
+    assert "perturbation_interval: 2" in result.output
 
 
 def test_a_setting_that_does_not_exist_is_one_clear_message(tmp_path: Path) -> None:
     file = config_file(tmp_path)
     file.write_text(file.read_text().replace("name: ent_coef", "name: entcoef"))
-    result = tailguard("population", str(file), cwd=tmp_path)
-    assert result.returncode == 2
-    assert 'no setting entcoef. Did you mean "ent_coef"?' in result.stderr
-    assert "Traceback" not in result.stderr
+    result = CliRunner().invoke(app, ["population", str(file)])
+    assert isinstance(result.exception, ConfigError)  # which `main` turns into one line and exit code 2
+    assert 'no setting entcoef. Did you mean "ent_coef"?' in str(result.exception)
 
 
 def test_the_report_shows_every_member_every_setting_and_both_pictures(tmp_path: Path) -> None:
