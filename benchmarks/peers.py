@@ -75,7 +75,7 @@ class Clock:
         setattr(owner, attribute, timed)
 
 
-def make_ours(case: Case) -> Any:
+def make_ours(case: Case, threads: int) -> Any:
     """Our learner with its twin quantile critics on; everything that is not named here is the default."""
     from tailguard import DistributionalPPO
     from tests.environments import cartpole
@@ -88,16 +88,19 @@ def make_ours(case: Case) -> Any:
         n_epochs=N_EPOCHS,
         critic={"n_quantiles": 32, "twin": True},
         policy_kwargs={"lstm_hidden_size": case.hidden, "net_arch": NET_ARCH},
+        update_threads=threads,
         seed=0,
     )
 
 
-def make_peer(case: Case) -> Any:
+def make_peer(case: Case, threads: int) -> Any:
     """RecurrentPPO with its defaults otherwise: one actor, one scalar critic, each with an LSTM."""
+    import torch
     from sb3_contrib import RecurrentPPO
 
     from tests.environments import cartpole
 
+    torch.set_num_threads(threads)
     return RecurrentPPO(
         "MlpLstmPolicy",
         cartpole(case.n_envs, seed=0),
@@ -123,17 +126,14 @@ def watch_ours(model: Any, clock: Clock) -> None:
     clock.wrap(update.Learner, "apply_gradients", "optimizer")
 
 
-def measure(who: str, case: Case, seconds: float, kind: str) -> dict[str, float]:
+def measure(who: str, case: Case, seconds: float, kind: str, threads: int) -> dict[str, float]:
     """Steps per second of whole rollout-and-update cycles over at least `seconds`, after a small warm-up."""
-    import torch
-
-    torch.set_num_threads(1)
     make = {"ours": make_ours, "peer": make_peer}[who]
-    make(Case(case.hidden, case.n_envs, 16)).learn(16 * case.n_envs)  # compiled kernels, allocator, imports
-    clock, model = Clock(kind), make(case)
+    make(Case(case.hidden, case.n_envs, 16), threads).learn(16 * case.n_envs)  # compiled kernels, allocator, imports
+    clock, model = Clock(kind), make(case, threads)
     clock.wrap(model, "collect_rollouts", "rollout")
     clock.wrap(model, "train", "update")
-    if who == "ours":
+    if who == "ours" and threads == 1:  # phases of two threads overlap
         watch_ours(model, clock)
     with clock.running("total"):
         model.learn(case.rollout)
@@ -158,25 +158,25 @@ def shares(seconds: dict[str, float]) -> dict[str, float]:
 Measured = dict[Case, dict[str, list[dict[str, float]]]]  # [case][learner], one entry per repeat
 
 
-def measure_apart(who: str, case: Case, seconds: float, kind: str) -> dict[str, float]:
-    """The same in a fresh process with one thread."""
+def measure_apart(who: str, case: Case, seconds: float, kind: str, threads: int) -> dict[str, float]:
+    """The same in a fresh process with that many threads."""
     command = [sys.executable, "-m", "benchmarks.peers", "--seconds", str(seconds), "--clock", kind]
-    command += ["--measure", who, *(str(number) for number in astuple(case))]
-    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(command, env={**os.environ, **threads}, capture_output=True, text=True, check=False)
+    command += ["--threads", str(threads), "--measure", who, *(str(number) for number in astuple(case))]
+    limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+    done = subprocess.run(command, env={**os.environ, **limits}, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{who} failed on {case}:\n{done.stderr}")
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
-def compare(cases: list[Case], repeats: int, seconds: float, kind: str) -> Measured:
+def compare(cases: list[Case], repeats: int, seconds: float, kind: str, threads: dict[str, int]) -> Measured:
     """All measurements, interleaved: every repeat visits every case, and in it both learners."""
     measured: Measured = {case: {who: [] for who in LEARNERS} for case in cases}
     began = time.perf_counter()
     for repeat, case in product(range(repeats), cases):
         for who in LEARNERS:
-            measured[case][who].append(measure_apart(who, case, seconds, kind))
+            measured[case][who].append(measure_apart(who, case, seconds, kind, threads[who]))
         ours, peer = (measured[case][who][-1]["steps_per_second"] for who in LEARNERS)
         print(
             f"{time.perf_counter() - began:6.0f} s  repeat {repeat + 1}/{repeats}  hidden {case.hidden:3d}  "
@@ -191,7 +191,9 @@ def middle(runs: list[dict[str, float]], key: str) -> float:
     return median(run[key] for run in runs)
 
 
-def report(measured: Measured, repeats: int, kind: str) -> str:
+def report(
+    measured: Measured, split: dict[Case, dict[str, float]], repeats: int, kind: str, threads: dict[str, int]
+) -> str:
     """Medians, ratios and shares as markdown."""
     speeds, phases, ratios = [], [], []
     for case, runs in measured.items():
@@ -199,20 +201,22 @@ def report(measured: Measured, repeats: int, kind: str) -> str:
         ratios.append(ours / peer)
         cell = [str(number) for number in astuple(case)]
         speeds.append([*cell, f"{ours:,.0f}", f"{peer:,.0f}", f"{ours / peer:.1f}"])
-        split = [middle(runs["ours"], phase) for phase in PHASES]
-        phases.append([*cell, *(f"{share:.0%}" for share in (*split, 1.0 - sum(split)))])
+        shares_of = [split[case][phase] for phase in PHASES]
+        phases.append([*cell, *(f"{share:.0%}" for share in (*shares_of, 1.0 - sum(shares_of)))])
     head = ["hidden", "envs", "n_steps"]
     return "\n\n".join(
         [
-            f"CartPole without velocities through DummyVecEnv, one thread, {N_EPOCHS} epochs, batches of "
+            f"CartPole without velocities through DummyVecEnv, {N_EPOCHS} epochs, batches of "
             f"{BATCH_SIZE:,} samples (or the whole rollout where that is less), layers of 64 and 64 after the LSTM. "
             "Ours trains twin critics of 32 quantiles, each with an LSTM of its own; RecurrentPPO "
             f"(sb3-contrib {version('sb3-contrib')}) one scalar critic with an LSTM. "
+            f"Ours shares its update among {threads['ours']} threads (actor and critics have no weight in common), "
+            f"RecurrentPPO has {threads['peer']} torch threads. "
             f"Medians of {repeats} interleaved measurements of {kind} time, each in its own process. In rollouts of "
             f"{LONG_ROLLOUT:,} samples and more, one of RecurrentPPO's epochs is timed and counted {N_EPOCHS} times.",
             markdown_table([*head, "ours, steps/s", "RecurrentPPO, steps/s", "ratio"], speeds),
             f"Geometric mean of the ratios **{geometric_mean(ratios):.1f}**, lowest **{min(ratios):.1f}**.",
-            "Where our time goes (acting includes the critics' pass over the finished rollout):",
+            "Where our time goes on one thread (acting includes the critics' pass over the finished rollout):",
             markdown_table([*head, *PHASES, "rest"], phases),
         ]
     )
@@ -226,6 +230,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="measurements per cell and learner (default 3)")
     parser.add_argument("--seconds", type=float, default=3.0, help="least time per measurement (default 3)")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu forgives a busy machine (default wall)")
+    parser.add_argument("--threads", type=int, default=1, help="of ours, and of RecurrentPPO unless it has its own")
+    parser.add_argument("--peer-threads", type=int, help="of RecurrentPPO, where another number is faster for it")
     parser.add_argument("--dry", action="store_true", help="print the tables without writing RESULTS.md")
     parser.add_argument("--measure", nargs=4, metavar=("WHO", "HIDDEN", "ENVS", "N_STEPS"), help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -235,14 +241,18 @@ def main() -> None:
     args = arguments()
     if args.measure:
         who, *numbers = args.measure
-        print(json.dumps(measure(who, Case(*map(int, numbers)), args.seconds, args.clock)))
+        print(json.dumps(measure(who, Case(*map(int, numbers)), args.seconds, args.clock, args.threads)))
         return
     cases = [Case(*cell) for cell in product(args.hidden, args.envs, args.n_steps)]
-    body = report(compare(cases, args.repeats, args.seconds, args.clock), args.repeats, args.clock)
+    threads = {"ours": args.threads, "peer": args.peer_threads or args.threads}
+    measured = compare(cases, args.repeats, args.seconds, args.clock, threads)
+    split = {case: measure_apart("ours", case, args.seconds, args.clock, 1) for case in cases}
+    body = report(measured, split, args.repeats, args.clock, threads)
     print(f"\n{body}")
     if not args.dry:
         command = " ".join(["python -m benchmarks.peers", *sys.argv[1:]])
-        write_section("peers", "Speed against RecurrentPPO", command, body)
+        name, title = f"peers-{args.threads}", f"Speed against RecurrentPPO, {args.threads} threads"
+        write_section(name, title, command, body)
 
 
 if __name__ == "__main__":

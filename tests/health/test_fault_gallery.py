@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import gymnasium as gym
@@ -34,6 +35,10 @@ from tests.environments import ConstantReward, cartpole
 Patch = pytest.MonkeyPatch
 
 
+MAY_BREAK = ("environment/spaces", "learner/exploit")
+"""Lines whose subject itself refuses the fault with an error."""
+
+
 def verdict(patient: Patient, name: str) -> Verdict:
     (check,) = [check for check in chosen() if check.name == name]
     return examine(patient, [check]).line(name).verdict
@@ -42,7 +47,7 @@ def verdict(patient: Patient, name: str) -> Verdict:
 def assert_caught(patient: Patient, name: str) -> None:
     found = verdict(patient, name)
     assert found.status == "fail", found
-    assert found.advice
+    assert "could not be finished" not in found.advice or name in MAY_BREAK, found  # found, not stumbled over
 
 
 def learner(make_env: Callable[[int, int], VecEnv] = cartpole, **settings: Any) -> Patient:
@@ -203,11 +208,10 @@ def episode_starts_ignored_in_training(patch: Patch) -> None:
 
 
 def critic_detached_from_its_memory(patch: Patch) -> None:
-    def forward(self: Critic, obs: Any, layout: Any, state: Any) -> torch.Tensor:
-        features = self.trunk.memory.unroll(obs, layout, state).features.detach()
-        return self.head(self.trunk.layers(features))  # type: ignore[no-any-return]
+    def features(self: Critic, obs: Any, layout: Any, state: Any) -> torch.Tensor:
+        return self.trunk.layers(self.trunk.memory.unroll(obs, layout, state).features.detach())  # type: ignore[no-any-return]
 
-    patch.setattr(Critic, "forward", forward)
+    patch.setattr(Critic, "features", features)
 
 
 def optimizer_misses_a_group(patch: Patch) -> None:
@@ -292,16 +296,22 @@ def batches_drawn_without_a_seed(patch: Patch) -> None:
     )
 
 
-def loss_is_not_finite(patch: Patch) -> None:
-    original = update.critic_loss
-    patch.setattr(update, "critic_loss", lambda *arguments: original(*arguments) * float("nan"))
+def loss_is_sometimes_not_finite(patch: Patch) -> None:
+    original, calls = update.critic_loss, count()
+
+    def broken(*arguments: Any) -> Any:
+        loss = original(*arguments)
+        return loss._replace(value=loss.value * (float("nan") if next(calls) % 5 == 0 else 1.0))
+
+    patch.setattr(update, "critic_loss", broken)
 
 
 def critic_scaled_to_nothing(patch: Patch) -> None:
     original = update.critic_loss
 
-    def second_is_dead(policy: Any, c: int, batch: Any, layout: Any) -> torch.Tensor:
-        return original(policy, c, batch, layout) * (1.0 if c == 0 else 0.0)
+    def second_is_dead(policy: Any, c: int, batch: Any, layout: Any) -> Any:
+        loss = original(policy, c, batch, layout)
+        return loss._replace(value=loss.value * (1.0 if c == 0 else 0.0))
 
     patch.setattr(update, "critic_loss", second_is_dead)
 
@@ -322,7 +332,7 @@ LEARNER = [
     (return_scale_not_loaded, "learner/save_load"),
     (weights_not_copied_by_exploit, "learner/exploit"),
     (batches_drawn_without_a_seed, "learner/repeatable"),
-    (loss_is_not_finite, "learner/alerts"),
+    (loss_is_sometimes_not_finite, "learner/alerts"),
     (critic_scaled_to_nothing, "learner/alerts"),
 ]
 
