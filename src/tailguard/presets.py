@@ -48,7 +48,6 @@ def trading_config(**settings: Any) -> PPOConfig:
         "n_epochs": 4,
         "gamma": 0.9,
         "gae_lambda": 0.9,
-        "vf_coef": 0.5,
     }
     return PPOConfig(**{**base, **settings})
 
@@ -90,6 +89,7 @@ def crash(alpha: float = 0.05, cvar_limit: float | None = -0.04, **constants: An
         n_steps=125,
         gamma=0.99,
         gae_lambda=0.5,
+        vf_coef=0.5,
         critic={"twin": False, "n_quantiles": 16},
         risk={"mode": "none"} if cvar_limit is None else limited,
     )
