@@ -103,3 +103,9 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
         RunFolder(tmp_path / "file" / "run").lock().__enter__()
     with pytest.raises(CheckpointError, match=r"Cannot write .* bytes.*free"):
         RunFolder(tmp_path / "file" / "run").create("", {})
+
+
+def test_a_run_is_named_the_way_a_user_would_type_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert RunFolder("runs/first").handle == "first"
+    assert RunFolder(tmp_path / "elsewhere" / "first").handle == str(tmp_path / "elsewhere" / "first")

@@ -52,7 +52,7 @@ def report_run(run: str, split: str | None) -> None:
     if split not in known:
         raise ConfigError(
             f"{folder.path} has no evaluation {split!r}.{did_you_mean(str(split), known)} It has: "
-            f"{', '.join(known) or 'none'}. Make one with `tailguard evaluate {folder.name}`."
+            f"{', '.join(known) or 'none'}. Make one with `tailguard evaluate {folder.handle}`."
         )
     typer.echo(f"report in {rewrite_report(folder, split)}")
 
@@ -131,7 +131,7 @@ def conclude(experiment: Experiment, folder: RunFolder, say: Say, wanted: bool |
     if isinstance(experiment.task, GymTask) or wanted is False:
         return
     if wanted is None and not isinstance(experiment.task, DataTask):
-        say(f"examine it on a fresh draw with `tailguard evaluate {folder.name}`")
+        say(f"examine it on a fresh draw with `tailguard evaluate {folder.handle}`")
         return
     found = examine(folder)
     for line in summary(found):

@@ -93,7 +93,7 @@ class LiveDisplay(Display):
 def line_of(update: Update, n_alerts: int) -> str:
     """One update in one line that fits a terminal of 80 columns; `explained` is the share of variance."""
     row = update.row
-    cvar = row.get("risk/period_cvar")
+    cvar = row.get("risk/period_cvar", row.get("risk/predicted_cvar"))
     tail = f"CVaR {number(cvar)} " if cvar is not None else ""
     return (
         f"{update.step:,}/{update.total_steps:,} steps {row['time/fps']:,.0f}/s "

@@ -64,7 +64,7 @@ def run_on(
 ) -> None:
     """Train to the end or to a stop, and say where things are."""
     config = experiment.config
-    again = f"tailguard resume {folder.name if run_path(folder.name) == folder.path else folder.path}"
+    again = f"tailguard resume {folder.handle}"
     try:
         with display.shown(agent.num_timesteps, config.steps):
             outcome = train(agent, folder, config.steps, config.checkpoint, display.listener)

@@ -43,6 +43,11 @@ class RunFolder:
         return self.path.name
 
     @property
+    def handle(self) -> str:
+        """What a user types to name this run: its name under runs/, otherwise its path."""
+        return self.name if run_path(self.name) == self.path else str(self.path)
+
+    @property
     def config_file(self) -> Path:
         return self.path / "config.yaml"
 
