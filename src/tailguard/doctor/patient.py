@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from tailguard.env import TradingVecEnv
 from tailguard.env.dataset import Dataset
-from tailguard.env.oracle import oracle_config
+from tailguard.env.oracle import env_of, oracle_config
 from tailguard.errors import ConfigError
 from tailguard.experiment import DataTask, Experiment, ExperimentConfig, PresetTask, experiment_config
 from tailguard.market import Bars
@@ -115,15 +115,7 @@ def market_of(experiment: Experiment) -> Market | None:
         market = task.preset.market
 
         def oracle(bars: Bars, n_envs: int, seed: int) -> TradingVecEnv:
-            return TradingVecEnv(
-                bars,
-                market.features(bars),
-                market.feature_names,
-                n_envs=n_envs,
-                look_back=market.look_back,
-                seed=seed,
-                config=oracle_config(market),
-            )
+            return env_of(market, bars, oracle_config(market), n_envs, seed=seed)
 
         return Market(market.bars(4_000, 0), oracle)
     if isinstance(task, DataTask):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import sqrt
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from tailguard.env.costs import Costs
 from tailguard.env.observation import AgentState
 from tailguard.env.replay import Policy, replay
 from tailguard.env.vec_env import EnvConfig, TradingVecEnv
+from tailguard.market import Bars
 from tailguard.market.oracles import CrashMarket, OracleMarket
 
 
@@ -46,15 +48,22 @@ def oracle_env(
     The draw is long because a short one is learned by heart: with 200,000 bars an agent on `noise` lost 0.48 bps per
     bar out of sample, with a million half of that.
     """
-    bars = market.bars(n_bars, seed)
+    return env_of(market, market.bars(n_bars, seed), config or oracle_config(market, episode_length), n_envs, seed=seed)
+
+
+def env_of(
+    market: OracleMarket, bars: Bars, config: EnvConfig, n_envs: int, *, seed: int = 0, starts: Any = None
+) -> TradingVecEnv:
+    """The environment of any bars of a market, with the market's own features."""
     return TradingVecEnv(
         bars,
         market.features(bars),
         market.feature_names,
         n_envs=n_envs,
         look_back=market.look_back,
+        starts=starts,
         seed=seed,
-        config=config or oracle_config(market, episode_length),
+        config=config,
     )
 
 
@@ -105,12 +114,5 @@ def path_rewards(market: OracleMarket, policy: Policy, seed: int, n_paths: int, 
 def stretches_env(market: OracleMarket, seed: int, n_paths: int, n_steps: int) -> TradingVecEnv:
     """n_paths environments, the i-th on the i-th stretch of n_steps bars."""
     bars = market.bars(n_paths * (n_steps + 1) + market.look_back, seed)
-    return TradingVecEnv(
-        bars,
-        market.features(bars),
-        market.feature_names,
-        n_envs=n_paths,
-        look_back=market.look_back,
-        starts=market.look_back + np.arange(n_paths) * (n_steps + 1),
-        config=oracle_config(market, n_steps),
-    )
+    starts = market.look_back + np.arange(n_paths) * (n_steps + 1)
+    return env_of(market, bars, oracle_config(market, n_steps), n_paths, starts=starts)
