@@ -100,7 +100,7 @@ def test_the_compiled_kernel_equals_numpy_bit_for_bit(seed, rates, rules, n_asse
         action = rng.uniform(-1.5, 1.5, (n, n_assets)) * rng.integers(0, 2, (n, 1))
         prices = tape.at(t)
         account, bill = advance(account, action, prices, rates, limits)
-        kernel.advance(t, action, cash, units, entry, *tape, rates, limits, out)
+        kernel.advance(t, action, cash, units, entry, tape, rates, limits, out)
         assert_array_equal(cash, account.cash)
         assert_array_equal(units, account.units)
         assert_array_equal(entry, account.entry)

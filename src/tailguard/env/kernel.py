@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from tailguard.env.accounting import Limits
 from tailguard.env.costs import CostRates
+from tailguard.env.tape import Tape
 
 Array = npt.NDArray[np.float64]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -46,18 +47,14 @@ def advance(
     cash: Array,
     units: Array,
     entry: Array,
-    open_: Array,
-    mark: Array,
-    fillable: npt.NDArray[np.bool_],
-    sigma: Array,
-    bar_value: Array,
+    tape: Tape,
     rates: CostRates,
     limits: Limits,
     out: Array,
 ) -> None:
     """Every account from the close of its bar t to the close of t+1, in place.
 
-    t: (N,); action, units, entry: (N, A); cash: (N,); open_ .. bar_value: (T, A), read at t and t+1
+    t: (N,); action, units, entry: (N, A); cash: (N,); the tape is read at t and t+1
     out: (4, N) equity at the close of t+1, costs, turnover, fees
     """
     n_envs, n_assets = units.shape
@@ -66,7 +63,7 @@ def advance(
         then = now + 1
         worth = cash[n]
         for a in range(n_assets):
-            worth = worth + units[n, a] * mark[now, a]
+            worth = worth + units[n, a] * tape.mark[now, a]
         gross = 0.0
         for a in range(n_assets):
             gross = gross + abs(min(max(action[n, a], limits.lowest), 1.0))
@@ -75,17 +72,17 @@ def advance(
         money = cash[n]
         costs = fees = traded_value = 0.0
         for a in range(n_assets):
-            if not fillable[then, a]:
+            if not tape.fillable[then, a]:
                 continue
             weight = min(max(action[n, a], limits.lowest), 1.0) * scale
             before = units[n, a]
-            if not abs(weight - before * mark[now, a] / worth) > limits.band:
+            if not abs(weight - before * tape.mark[now, a] / worth) > limits.band:
                 continue
-            traded = weight * worth / mark[now, a] - before
+            traded = weight * worth / tape.mark[now, a] - before
             size = abs(traded)
-            price = open_[then, a]
-            participation = min(size * price / max(bar_value[now, a], 1e-300), 1.0)
-            adverse = rates.adverse + rates.impact * sigma[now, a] * np.sqrt(participation)
+            price = tape.open[then, a]
+            participation = min(size * price / max(tape.bar_value[now, a], 1e-300), 1.0)
+            adverse = rates.adverse + rates.impact * tape.sigma[now, a] * np.sqrt(participation)
             paid = price * (1.0 + np.sign(traded) * adverse)
             fee = rates.fee * size * paid
             money = money - traded * paid - fee
@@ -97,7 +94,7 @@ def advance(
 
         gross = borrowed = 0.0
         for a in range(n_assets):
-            notional = units[n, a] * mark[then, a]
+            notional = units[n, a] * tape.mark[then, a]
             gross = gross + abs(notional)
             borrowed = borrowed + max(-notional, 0.0)
         holding = rates.funding * gross + rates.borrow * (borrowed + max(-money, 0.0))
@@ -105,7 +102,7 @@ def advance(
 
         value = cash[n]
         for a in range(n_assets):
-            value = value + units[n, a] * mark[then, a]
+            value = value + units[n, a] * tape.mark[then, a]
         out[0, n] = value
         out[1, n] = costs + holding
         out[2, n] = traded_value / worth
@@ -117,11 +114,7 @@ def follow(
     first: int,
     targets: Array,
     initial_cash: float,
-    open_: Array,
-    mark: Array,
-    fillable: npt.NDArray[np.bool_],
-    sigma: Array,
-    bar_value: Array,
+    tape: Tape,
     rates: CostRates,
     limits: Limits,
     record: Array,
@@ -137,11 +130,11 @@ def follow(
     units, entry = np.zeros((1, n_assets)), np.zeros((1, n_assets))
     out = np.zeros((4, 1))
     for s in range(len(targets)):
-        advance(t, targets[s : s + 1], cash, units, entry, open_, mark, fillable, sigma, bar_value, rates, limits, out)
+        advance(t, targets[s : s + 1], cash, units, entry, tape, rates, limits, out)
         t[0] += 1
         record[s] = out[:, 0]
         for a in range(n_assets):
-            held[s, a] = units[0, a] * mark[t[0], a] / out[0, 0]
+            held[s, a] = units[0, a] * tape.mark[t[0], a] / out[0, 0]
         if out[0, 0] <= limits.ruin:
             n_steps = s + 1
             break

@@ -123,7 +123,7 @@ def follow(
         tape = tape._replace(fillable=np.ascontiguousarray(tape.fillable & sent[:, None]))
     record, held = np.zeros((n_steps, 4)), np.zeros((n_steps, n_assets))
     taken = kernel.follow(
-        first, wanted, float(account.initial_cash), *tape, cost_rates(costs, bars.bars_per_year), limits, record, held
+        first, wanted, float(account.initial_cash), tape, cost_rates(costs, bars.bars_per_year), limits, record, held
     )
     record[taken:, 0] = record[taken - 1, 0] if taken else account.initial_cash
     equity = record[:, :1]

@@ -201,18 +201,13 @@ class TradingVecEnv(VecEnv):
 
     def step_wait(self) -> tuple[Observation, npt.NDArray[np.float32], npt.NDArray[np.bool_], Infos]:
         before = self._out[0].copy()
-        tape = self._tape
         kernel.advance(
             self._t,
             self._actions,
             self._money,
             self._units,
             self._entry,
-            tape.open,
-            tape.mark,
-            tape.fillable,
-            tape.sigma,
-            tape.bar_value,
+            self._tape,
             self._rates,
             self._limits,
             self._out,
