@@ -28,7 +28,7 @@ from tailguard.errors import ConfigError, did_you_mean
 from tailguard.market import Bars
 from tailguard.policy import PolicyConfig
 from tailguard.ppo import DistributionalPPO, PPOConfig
-from tailguard.ppo.saving import fingerprint
+from tailguard.ppo.fingerprint import fingerprint
 from tailguard.presets import Preset, preset, trading_config
 from tailguard.run import CheckpointConfig
 from tailguard.yaml_files import parse_yaml, read_yaml, write_yaml

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import platform
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +20,7 @@ from tailguard.errors import CheckpointError, ConfigError, EnvContractError, Sta
 from tailguard.normalization import ObservationStatistics, refuse_two_return_scales
 from tailguard.policy import PolicyConfig, RecurrentPolicy
 from tailguard.ppo.config import PPOConfig
+from tailguard.ppo.fingerprint import fingerprint, warn_of_another_machine
 from tailguard.ppo.migrations import migrate
 from tailguard.ppo.randomness import Randomness
 from tailguard.ppo.session import (
@@ -368,39 +367,6 @@ class EpisodeWindow:
         pairs = zip(state["returns"], state["lengths"], strict=True)
         self.algorithm.ep_info_buffer = deque(({"r": float(r), "l": int(n), "t": 0.0} for r, n in pairs), maxlen=size)
         self.algorithm.ep_success_buffer = deque(state["successes"], maxlen=size)
-
-
-def fingerprint() -> dict[str, Any]:
-    """What bit-identical results depend on besides the code."""
-    return {
-        "tailguard": package_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "torch_threads": torch.get_num_threads(),
-    }
-
-
-def package_version() -> str:
-    """The installed version; a source tree that is only on the path has none."""
-    try:
-        return version("tailguard")
-    except PackageNotFoundError:
-        return "source"
-
-
-def warn_of_another_machine(path: Any, manifest: Mapping[str, Any]) -> None:
-    """Say what differs from where a bundle was written: the resumed run may differ in its last bits."""
-    saved, here = manifest.get("fingerprint"), fingerprint()
-    if not isinstance(saved, Mapping):
-        return
-    differs = [f"{name} {saved.get(name)} -> {now}" for name, now in here.items() if saved.get(name) != now]
-    if differs:
-        warnings.warn(
-            f"{path} was written elsewhere ({', '.join(differs)}): training goes on, but not bit for bit.", stacklevel=3
-        )
 
 
 def restorable(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
