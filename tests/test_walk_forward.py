@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from itertools import pairwise
 
 import numpy as np
@@ -10,21 +13,23 @@ from numpy.testing import assert_array_equal
 
 from tailguard.cli.evaluate import report_run, walk
 from tailguard.env.dataset import Dataset
-from tailguard.errors import ConfigError
+from tailguard.errors import ConfigError, RunError
 from tailguard.evaluation import ledger
 from tailguard.evaluation.backtest import follow_targets
 from tailguard.experiment import experiment_config
-from tailguard.run import RunFolder
-from tailguard.walk_forward import Job, WalkForwardConfig, fold_splits, run_fold, walk_forward
+from tailguard.population.folds import Job, fold_result, fold_splits, fold_task, run_fold
+from tailguard.population.tasks import InlineExecutor, Outcome, perform
+from tailguard.run import RunFolder, StoppedNow
+from tailguard.walk_forward import WalkForwardConfig, walk_forward
 from tests.market.market_data import random_bars
 from tests.test_examination import TINY
 
 
-def settings(place, seed: int = 0, n: int = 500):
+def settings(place, seed: int = 0, n: int = 500, more: tuple[str, ...] = ()):
     path = place / "bars.parquet"
     if not path.exists():
         random_bars(n, ("AAA", "BBB")).frame.write_parquet(path)
-    return experiment_config({"data": {"files": [str(path)]}, "seed": seed}, TINY)
+    return experiment_config({"data": {"files": [str(path)]}, "seed": seed}, [*TINY, *more])
 
 
 def job(place, folder: RunFolder, fold: int, seed: int = 0) -> Job:
@@ -119,6 +124,57 @@ def test_folds_follow_one_another_and_need_bars(tmp_path):
     assert all(after.test.start == before.test.stop for before, after in pairwise(splits))
     with pytest.raises(ConfigError, match="give --data"):
         walk_forward(experiment_config({"preset": "signal"}), RunFolder(tmp_path / "x"), WalkForwardConfig())
+
+
+def test_a_fold_that_travels_as_json_is_bit_for_bit_the_fold(walked):
+    place, folder, _, _ = walked
+    own = job(place, folder, 2, seed=1)
+    task = fold_task(own)
+    sent = json.loads(json.dumps(dict(task.payload)))
+    found = fold_result(json.loads(json.dumps(dict(perform(task.kind, sent, lambda: None)))))
+    expected = run_fold(own)
+    assert_array_equal(found.targets, expected.targets)
+    assert (found.fold, found.seed, found.first, found.step) == (2, 1, expected.first, expected.step)
+
+
+def test_a_fold_that_is_stopped_gives_no_decisions_and_goes_on_to_the_same_ones(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.create(settings(tmp_path, more=("steps=384",)).to_yaml(), {})
+    expected = run_fold(job(tmp_path / "whole", folder, 0))
+    stopped = job(tmp_path / "stopped", folder, 0)
+    with pytest.raises(StoppedNow):
+        run_fold(stopped, beat=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert RunFolder(stopped.place).steps()[-1] < 384
+    found = run_fold(stopped)
+    assert_array_equal(found.targets, expected.targets)
+    assert found.step == expected.step == 384
+
+
+def test_agents_that_cannot_be_trained_are_named_with_the_reason(walked):
+    class Unlucky(InlineExecutor):
+        def wait(self, timeout_s: float) -> list[Outcome]:
+            if "seed 1" in self.tasks[0].key:
+                return [Outcome(self.tasks.popleft().key, None, "no luck")]
+            return super().wait(timeout_s)
+
+    place, folder, _, _ = walked
+    with pytest.raises(RunError, match=r"3 of 6 agents .* fold 1, seed 1: no luck"):
+        walk_forward(settings(place), folder, WalkForwardConfig(folds=3, seeds=2), executor=Unlucky())
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_gives_the_same_curve_as_one_process(walked, tmp_path):
+    pytest.importorskip("ray")
+    from tailguard.population.ray_runner import RayExecutor
+
+    place, _, result, _ = walked
+    folder = RunFolder(tmp_path / "ray")
+    executor = RayExecutor("local", 600.0, folder.path / "beats", n_cpus=2)
+    try:
+        again = walk_forward(settings(place), folder, WalkForwardConfig(folds=3, seeds=2), executor=executor)
+    finally:
+        executor.close()
+    assert_array_equal(again.strategy.returns, result.strategy.returns)
 
 
 @pytest.mark.slow

@@ -218,6 +218,14 @@ def load_experiment(
     return experiment_config(merged(from_file, given or {}), overrides)
 
 
+def on_shared_paths(config: ExperimentConfig) -> ExperimentConfig:
+    """With absolute files: workers may run in another directory, or on another machine that shares the path."""
+    if config.data is None:
+        return config
+    files = tuple(str(Path(file).resolve()) for file in config.data.files)
+    return config.replace(data=config.data.replace(files=files))
+
+
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`over` laid on `base`, mapping by mapping; anything else replaces."""
     result = dict(base)

@@ -11,28 +11,28 @@ seeds' decisions, never the best seed; each seed is a trial of its own.
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from tailguard.configuration import Config, PositiveInt
-from tailguard.env.dataset import Dataset, split_rules
-from tailguard.errors import ConfigError
+from tailguard.errors import RunError
 from tailguard.evaluation import ledger, measures
 from tailguard.evaluation.assessment import Assessment, Fold, Subject, trial_of
-from tailguard.evaluation.backtest import Backtest, backtest, follow_targets
+from tailguard.evaluation.backtest import Backtest, follow_targets
 from tailguard.examination import Exam, conclude, settings_digest
-from tailguard.experiment import DataTask, Experiment, ExperimentConfig, load_experiment
+from tailguard.experiment import DataTask, Experiment, ExperimentConfig
 from tailguard.market.features import FeatureSet
 from tailguard.market.splits import Split, picture
-from tailguard.market.splits import walk_forward as splits_forward
-from tailguard.ppo import DistributionalPPO
-from tailguard.run import RunFolder, train
+from tailguard.population.folds import FoldResult, Job, bars_of, fold_result, fold_splits, fold_task
+from tailguard.population.local import LocalExecutor
+from tailguard.population.runs import begin
+from tailguard.population.tasks import HANG_TIMEOUT_S, MAX_FAILURES, Executor, InlineExecutor, Outcome, run_all
+from tailguard.run import RunFolder
 
 Array = npt.NDArray[np.float64]
 Say = Callable[[str], object]
@@ -52,83 +52,21 @@ class WalkForwardConfig(Config):
     """Processes that train at the same time."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """One agent of one fold: small enough to send to another process, complete enough to run alone."""
-
-    config_yaml: Path
-    place: Path
-    fold: int
-    folds: int
-    seed: int
-
-
-@dataclass(frozen=True)
-class FoldResult:
-    """The decisions of one agent on its test segment."""
-
-    fold: int
-    seed: int
-    first: int
-    targets: Array
-    step: int
-
-
-def fold_splits(config: ExperimentConfig, n_bars: int, folds: int) -> tuple[Split, ...]:
-    if config.data is None:
-        raise ConfigError("A walk-forward needs bars with a time order: give --data FILE.")
-    return splits_forward(n_bars, split_rules(config.data), folds=folds)
-
-
-def run_fold(job: Job) -> FoldResult:
-    """Train an agent on one fold, or take the finished one from disk, and let it decide on the fold's test."""
-    config = load_experiment(job.config_yaml)
-    task = Experiment(config).task
-    if not isinstance(task, DataTask):
-        raise ConfigError("A walk-forward needs bars with a time order: give --data FILE.")
-    split = fold_splits(config, len(task.bars), job.folds)[job.fold]
-    short = task.config.replace(episode_length=min(task.config.episode_length, max(len(split.train) // 2, 1)))
-    data = Dataset.of(short, task.bars, split=split)
-    own = config.replace(seed=job.seed)
-    folder = RunFolder(job.place)
-    with folder.lock():
-        if not (folder.steps() and folder.steps()[-1] >= own.steps):
-            agent = Experiment(own).agent(data.training_env(own.n_envs, own.seed))
-            train(agent, folder, own.steps, own.checkpoint)
-        agent = DistributionalPPO.load(folder.last_checkpoint())
-    test = split.test
-    found = backtest(data.exam_env(), agent, test.start, test.stop, warm_up=test.start - test.warm_start)
-    return FoldResult(job.fold, job.seed, test.start, found.targets, agent.num_timesteps)
-
-
-def run_jobs(jobs: list[Job], workers: int) -> Iterator[FoldResult]:
-    """Results as they come; one worker works in this process."""
-    if workers == 1:
-        yield from (run_fold(job) for job in jobs)
-        return
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting = [pool.submit(run_fold, job) for job in jobs]
-        try:
-            for done in as_completed(waiting):
-                yield done.result()
-        except BaseException:
-            for job in waiting:
-                job.cancel()
-            raise
-
-
 def walk_forward(
-    config: ExperimentConfig, folder: RunFolder, settings: WalkForwardConfig, say: Say = lambda text: None
+    config: ExperimentConfig,
+    folder: RunFolder,
+    settings: WalkForwardConfig,
+    say: Say = lambda text: None,
+    executor: Executor | None = None,
 ) -> Assessment:
     """Train every fold and seed, join their decisions, assess the curve and write its report.
 
     What is finished stays finished: the same call goes on where an earlier one was stopped.
+    executor: where the agents train; without one, in `workers` processes, or in this one when they are one
     """
     experiment = Experiment(config)
-    task = experiment.task
-    if not isinstance(task, DataTask):
-        raise ConfigError("A walk-forward needs bars with a time order: give --data FILE.")
-    begin(folder, experiment)
+    task = bars_of(experiment)
+    begin(folder, experiment, [SPLIT])
     splits = fold_splits(config, len(task.bars), settings.folds)
     say(picture(splits))
     seeds = range(config.seed, config.seed + settings.seeds)
@@ -137,23 +75,50 @@ def walk_forward(
         for seed in seeds
         for fold in range(settings.folds)
     ]
-    data = task.config
-    results: dict[tuple[int, int], FoldResult] = {}
-    for found in run_jobs(jobs, settings.workers):
-        results[found.seed, found.fold] = found
-        alone = follow_targets(task.bars, found.targets, found.first, costs=data.costs, account=data.account)
-        sharpe = measures.sharpe(alone.returns, alone.bars_per_year)
-        say(f"fold {found.fold + 1} of {settings.folds}, seed {found.seed}: out-of-sample Sharpe {sharpe:.2f}")
+    working = executor or local_executor(folder, settings.workers)
+    try:
+        results = run_jobs(jobs, working, partial(tell, task, settings.folds, say))
+    finally:
+        if executor is None:
+            working.close()
     return join(experiment, task, folder, splits, results, list(seeds))
 
 
-def begin(folder: RunFolder, experiment: Experiment) -> None:
-    """Write down what the run is, or make sure that the folder holds the same."""
-    if folder.config_file.exists():
-        if load_experiment(folder.config_file) != experiment.config:
-            raise ConfigError(f"{folder.path} holds a run with other settings. Choose another --run.")
-        return
-    folder.create(experiment.config.to_yaml(), experiment.manifest(experiment.training_env(), [SPLIT]))
+def local_executor(folder: RunFolder, workers: int) -> Executor:
+    return InlineExecutor() if workers == 1 else LocalExecutor(workers, HANG_TIMEOUT_S, folder.path / "logs")
+
+
+def run_jobs(
+    jobs: Sequence[Job], executor: Executor, tell: Callable[[FoldResult], None]
+) -> dict[tuple[int, int], FoldResult]:
+    """The results by seed and fold; the order in which they come changes nothing."""
+    results: dict[tuple[int, int], FoldResult] = {}
+    failed: dict[str, str] = {}
+
+    def take(outcome: Outcome) -> None:
+        if outcome.result is None:
+            failed[outcome.key] = outcome.reason
+            return
+        found = fold_result(outcome.result)
+        results[found.seed, found.fold] = found
+        tell(found)
+
+    if run_all(executor, [fold_task(job) for job in jobs], MAX_FAILURES, take):
+        given_up = [job for job in jobs if (job.seed, job.fold) not in results]
+        key = fold_task(given_up[0]).key
+        raise RunError(
+            f"{len(given_up)} of {len(jobs)} agents could not be trained; {key}: {failed[key]}. What is finished "
+            "stays, and the same command goes on."
+        )
+    return results
+
+
+def tell(task: DataTask, folds: int, say: Say, found: FoldResult) -> None:
+    """A line on one agent alone."""
+    data = task.config
+    alone = follow_targets(task.bars, found.targets, found.first, costs=data.costs, account=data.account)
+    sharpe = measures.sharpe(alone.returns, alone.bars_per_year)
+    say(f"fold {found.fold + 1} of {folds}, seed {found.seed}: out-of-sample Sharpe {sharpe:.2f}")
 
 
 def join(

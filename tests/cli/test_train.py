@@ -13,6 +13,7 @@ import pytest
 
 from tailguard.cli import main
 from tailguard.run import RunFolder
+from tailguard.yaml_files import parse_yaml
 from tests.runs import STEPS_PER_UPDATE, whole_state
 
 SMALL = (
@@ -147,3 +148,37 @@ def test_an_alert_may_end_a_training_with_exit_code_1(tailguard, tmp_path: Path)
     assert code == 1
     assert "warn/exploration_collapse" in (tmp_path / "runs/sick/alerts.jsonl").read_text()
     assert tailguard("train", *SMALL, "--run", "well", "--quiet", "--fail-on-alert")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workers", "2"], "say which with --seeds"),
+        (["--ray", "local"], "say which with --seeds"),
+        (["--seeds", "0-1", "--seed", "3"], "--seed and --seeds are both given"),
+        (["--seeds", "0-1", "--jobs", "0"], "0 workers cannot work"),
+    ],
+)
+def test_options_of_several_seeds_that_cannot_be_meant_are_refused(arguments, message, tailguard):  # type: ignore[no-untyped-def]
+    code, _, said = tailguard("train", *SMALL, *arguments)
+    assert code == 2
+    assert message in said
+
+
+def test_the_configurations_of_several_seeds_can_be_looked_at_first(tailguard):  # type: ignore[no-untyped-def]
+    code, shown, _ = tailguard("train", *SMALL, "--seeds", "3,5", "--dry-run")
+    assert code == 0
+    assert [parse_yaml(part, "shown")["seed"] for part in shown.split("---\n")] == [3, 5]
+
+
+@pytest.mark.slow
+def test_several_seeds_are_trained_reported_and_refused_under_other_settings(tailguard, tmp_path):  # type: ignore[no-untyped-def]
+    command = ("train", *SMALL, "--run", "study", "--seeds", "0-1", "--jobs", "2", "--json")
+    code, shown, _ = tailguard(*command)
+    assert code == 0
+    assert sorted(json.loads(line)["seed"] for line in shown.splitlines()) == [0, 1]
+    assert RunFolder(tmp_path / "runs" / "study-seed-1").steps()[-1] == 4 * STEPS_PER_UPDATE
+    assert tailguard(*command)[0] == 0  # nothing is left to do
+    code, _, said = tailguard(*command, "--set", "ppo.gamma=0.5")
+    assert code == 2
+    assert "other settings" in said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,8 @@ from tailguard.errors import ConfigError
 from tailguard.experiment import Experiment
 from tailguard.population.local import LocalExecutor
 from tailguard.population.runs import seed_tasks
-from tailguard.population.tasks import Beat, InlineExecutor, Outcome, Task, perform, run_all
-from tailguard.run import RunFolder
+from tailguard.population.tasks import Beat, Executor, InlineExecutor, Outcome, Task, perform, run_all
+from tailguard.run import RunFolder, StoppedNow
 from tests.population.tiny import tiny_population
 
 CONFIG = tiny_population(2).experiment
@@ -29,6 +31,46 @@ def test_every_seed_is_a_run_with_the_agent_that_it_would_be_alone(tmp_path: Pat
         together = read_bundle(folder.last_checkpoint())[0]["parts"]["policy"]
         alone = Experiment(CONFIG.replace(seed=seed)).agent().learn(CONFIG.steps)
         assert state_digest(dict(together)) == state_digest(dict(alone.policy.state_dict()))
+
+
+def policies(place: Path, seeds: list[int], executor: Executor) -> list[str]:
+    """Train the seeds on an executor; a digest of the policy of each."""
+    try:
+        assert run_all(executor, seed_tasks(CONFIG, seeds, place / "study", []), 0, lambda outcome: None) == 0
+    finally:
+        executor.close()
+    folders = [RunFolder(place / f"study-seed-{seed}") for seed in seeds]
+    return [state_digest(dict(read_bundle(f.last_checkpoint())[0]["parts"]["policy"])) for f in folders]
+
+
+@pytest.mark.slow
+def test_processes_and_a_ray_cluster_train_the_agents_that_one_process_trains(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    from tailguard.population.ray_runner import RayExecutor
+
+    alone = policies(tmp_path / "alone", [3, 5], InlineExecutor())
+    assert alone[0] != alone[1]
+    local = LocalExecutor(2, 600.0, tmp_path / "logs")
+    assert policies(tmp_path / "local", [3, 5], local) == alone
+    assert policies(tmp_path / "ray", [3, 5], RayExecutor("local", 600.0, tmp_path / "beats", n_cpus=2)) == alone
+
+
+def test_a_training_that_is_stopped_is_no_result_and_goes_on_to_the_same_agent(tmp_path: Path) -> None:
+    whole, stopped = (seed_tasks(CONFIG, [0], tmp_path / name, [])[0] for name in ("whole", "stopped"))
+    expected = perform(whole.kind, whole.payload, lambda: None)
+    with pytest.raises(StoppedNow):
+        perform(stopped.kind, stopped.payload, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    found = perform(stopped.kind, stopped.payload, lambda: None)
+    assert found["step"] == expected["step"] == CONFIG.steps
+    trees = [read_bundle(result["checkpoint"])[0]["parts"] for result in (expected, found)]
+    assert state_digest(trees[0]["policy"]) == state_digest(trees[1]["policy"])
+
+
+def test_a_run_with_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:
+    (task,) = seed_tasks(CONFIG, [0], tmp_path / "study", [])
+    RunFolder(task.payload["folder"]).create(CONFIG.replace(steps=7).to_yaml(), {})
+    with pytest.raises(ConfigError, match="other settings"):
+        perform(task.kind, task.payload, lambda: None)
 
 
 def test_doing_a_run_again_changes_nothing(tmp_path: Path) -> None:

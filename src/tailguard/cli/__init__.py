@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tailguard.errors import TailguardError
+from tailguard.errors import ConfigError, TailguardError
 
 app = typer.Typer(
     help="Train trading agents that know their tail risk.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -86,7 +86,9 @@ def train(
     seeds: Annotated[
         str | None, typer.Option(help="Several seeds, such as 0-4: one run each, in parallel; goes on after a stop.")
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="With --seeds: processes; the cores by default.")] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", "--jobs", help="With --seeds: processes; the cores by default.")
+    ] = None,
     ray: Annotated[str | None, typer.Option(help="With --seeds: address of a Ray cluster, or `local`.")] = None,
 ) -> None:
     """Train an agent in a run folder. Ctrl-C or SIGTERM stop it with a checkpoint.
@@ -101,12 +103,16 @@ def train(
         name: value for name, value in (("preset", preset), ("steps", steps), ("seed", seed)) if value is not None
     }
     given |= bars_of(data, tz, stamp)
-    if seeds is not None:
-        from tailguard.cli.seeds import start_seeds
-
-        start_seeds(config, given, set_ or [], run, seeds, workers, ray)
-        return
     kind = "quiet" if quiet else "json" if json_ else "live"
+    if seeds is not None:
+        from tailguard.cli.seeds import Study, start_seeds
+
+        if seed is not None:
+            raise ConfigError("--seed and --seeds are both given. Use one of them.")
+        start_seeds(config, given, set_ or [], run, Study(seeds, workers, ray, kind, dry_run, report, fail_on_alert))
+        return
+    if workers is not None or ray is not None:
+        raise ConfigError("--workers and --ray train several seeds at once: say which with --seeds, such as 0-4.")
     start(config, given, set_ or [], run, kind, dry_run, report, fail_on_alert)
 
 
@@ -150,7 +156,10 @@ def walk_forward(
     stamp: Annotated[str | None, typer.Option(help="Whether bars of --data are stamped at `open` or `close`.")] = None,
     folds: Annotated[int, typer.Option(help="Test segments, one after the other.")] = 5,
     seeds: Annotated[int, typer.Option(help="Agents per fold.")] = 3,
-    workers: Annotated[int, typer.Option(help="Processes that train at the same time.")] = 2,
+    workers: Annotated[int, typer.Option("--workers", "--jobs", help="Processes that train at the same time.")] = 2,
+    ray: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster, or `local`; needs the extra tailguard[ray].")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Environment steps of each agent.")] = None,
     seed: Annotated[int | None, typer.Option(help="First of the seeds.")] = None,
     run: Annotated[str | None, typer.Option(help="Name of the folder under runs/, or a path.")] = None,
@@ -165,14 +174,14 @@ def walk_forward(
     """
     from tailguard.cli.evaluate import walk
     from tailguard.cli.train import free_path
-    from tailguard.experiment import Experiment, load_experiment
+    from tailguard.experiment import Experiment, load_experiment, on_shared_paths
     from tailguard.run import run_path
     from tailguard.walk_forward import WalkForwardConfig
 
     given: dict[str, Any] = {name: value for name, value in (("steps", steps), ("seed", seed)) if value is not None}
-    wanted = load_experiment(config, given | bars_of(data, tz, stamp), set_ or [])
+    wanted = on_shared_paths(load_experiment(config, given | bars_of(data, tz, stamp), set_ or []))
     place = run_path(run) if run is not None else free_path(f"{Experiment(wanted).task.name}-forward")
-    walk(wanted, place, WalkForwardConfig(folds=folds, seeds=seeds, workers=workers), quiet)
+    walk(wanted, place, WalkForwardConfig(folds=folds, seeds=seeds, workers=workers), quiet, ray)
 
 
 @app.command()
@@ -236,7 +245,9 @@ def doctor(
 @app.command()
 def population(
     config: Annotated[Path, typer.Argument(help="YAML file: an experiment with a `population` section.")],
-    workers: Annotated[int | None, typer.Option(help="Processes on this machine; its cores by default.")] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", "--jobs", help="Processes on this machine; its cores by default.")
+    ] = None,
     ray: Annotated[
         str | None, typer.Option(help="Address of a Ray cluster, or `local`; needs the extra tailguard[ray].")
     ] = None,

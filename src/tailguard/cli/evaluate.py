@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 import typer
 
+from tailguard.cli.workers import executor_of, working
 from tailguard.env.dataset import DataConfig, Part
 from tailguard.errors import ConfigError, did_you_mean
 from tailguard.evaluation.assessment import Assessment, scalars
@@ -18,8 +19,9 @@ from tailguard.examination import evaluation_folder, examine, report_file, rewri
 from tailguard.experiment import DataTask, Experiment, ExperimentConfig, GymTask
 from tailguard.market.check import check_file
 from tailguard.market.splits import picture
+from tailguard.population.tasks import HANG_TIMEOUT_S
 from tailguard.run import RunFolder, run_path
-from tailguard.walk_forward import WalkForwardConfig, walk_forward
+from tailguard.walk_forward import WalkForwardConfig, local_executor, walk_forward
 
 Say = Callable[[str], object]
 
@@ -57,13 +59,19 @@ def report_run(run: str, split: str | None) -> None:
     typer.echo(f"report in {rewrite_report(folder, split)}")
 
 
-def walk(config: ExperimentConfig, run: Path, settings: WalkForwardConfig, quiet: bool) -> None:
-    """Train and examine over folds and seeds."""
+def walk(
+    config: ExperimentConfig, run: Path, settings: WalkForwardConfig, quiet: bool, ray_address: str | None = None
+) -> None:
+    """Train and examine over folds and seeds, in processes of this machine or on a Ray cluster."""
     folder = RunFolder(run)
     say: Say = (lambda text: None) if quiet else typer.echo
     introduce(Experiment(config), say)
-    with folder.lock():
-        found = walk_forward(config, folder, settings, say)
+    if ray_address is None:
+        executor = local_executor(folder, settings.workers)
+    else:
+        executor = executor_of(folder.path, settings.folds * settings.seeds, HANG_TIMEOUT_S, None, ray_address)
+    with folder.lock(), working(executor, "the same command goes on from the last checkpoints."):
+        found = walk_forward(config, folder, settings, say, executor)
     for line in summary(found):
         typer.echo(line)
     typer.echo(f"report in {report_file(folder)}")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import typer
 from rich.console import Console
@@ -16,14 +13,12 @@ from rich.live import Live
 from rich.table import Table
 
 from tailguard.cli.train import free_path
-from tailguard.errors import ConfigError
+from tailguard.cli.workers import executor_of, working
 from tailguard.population.config import load_population
 from tailguard.population.driver import Population
 from tailguard.population.journal import Journal
-from tailguard.population.local import LocalExecutor
 from tailguard.population.report import member_rows, write_report
-from tailguard.population.tasks import Executor
-from tailguard.run import StoppedNow, run_path
+from tailguard.run import RunFolder, run_path
 
 
 def start(
@@ -44,14 +39,9 @@ def start(
     settings = config.population
     executor = executor_of(folder, settings.population_size, settings.hang_timeout_s, workers, ray_address)
     population = Population(config, folder, executor)
-    try:
-        with stopped_by_signals(), DISPLAYS[kind](population) as shown:
-            scheduler = population.run(shown)
-    except StoppedNow as stop:
-        typer.echo(f"{stop}; nothing is lost: `tailguard resume {folder}` goes on.", err=True)
-        raise typer.Exit(stop.exit_code) from None
-    finally:
-        executor.close()
+    again = f"nothing is lost: `tailguard resume {RunFolder(folder).handle}` goes on."
+    with working(executor, again), DISPLAYS[kind](population) as shown:
+        scheduler = population.run(shown)
     report = write_report(population.folder, config, scheduler)
     if kind == "quiet":
         return
@@ -70,35 +60,6 @@ def begun_in(run: str) -> Path | None:
     """The configuration of the population in a folder; None when the folder holds something else."""
     place = run_path(run)
     return place / "config.yaml" if (place / "population.jsonl").is_file() else None
-
-
-def executor_of(
-    folder: Path, n_tasks: int, hang_timeout_s: float, workers: int | None, ray_address: str | None
-) -> Executor:
-    """Processes on this machine, or tasks of a Ray cluster."""
-    if ray_address is not None:
-        try:
-            from tailguard.population.ray_runner import RayExecutor
-        except ImportError:
-            raise ConfigError("--ray needs Ray, which is not installed: pip install 'tailguard[ray]'.") from None
-        return RayExecutor(ray_address, hang_timeout_s, folder / "beats", workers)
-    n_workers = workers if workers is not None else min(os.cpu_count() or 1, n_tasks)
-    return LocalExecutor(n_workers, hang_timeout_s, folder / "logs")
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the population at once: all that is finished is in the journal."""
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise StoppedNow(signum)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 Shown = Callable[[Population], None]

@@ -11,7 +11,7 @@ from pydantic import model_validator
 
 from tailguard.configuration import Config
 from tailguard.errors import ConfigError
-from tailguard.experiment import ExperimentConfig, experiment_config, merged, parsed_override
+from tailguard.experiment import ExperimentConfig, experiment_config, merged, on_shared_paths, parsed_override
 from tailguard.population.scheduler import PBTConfig, PBTScheduler
 from tailguard.population.space import check_space
 from tailguard.yaml_files import read_yaml, write_yaml
@@ -57,7 +57,7 @@ class PopulationConfig(Config):
 
 def population_config(given: Mapping[str, Any], overrides: Sequence[str] = ()) -> PopulationConfig:
     """Checked settings; `key.path=value` overrides reach both halves."""
-    settings = with_absolute_files(given)
+    settings = dict(given)
     population = settings.pop("population", None)
     if not isinstance(population, Mapping):
         raise ConfigError(
@@ -65,18 +65,10 @@ def population_config(given: Mapping[str, Any], overrides: Sequence[str] = ()) -
             "(docs/population.md)."
         )
     ours = [text for text in overrides if text.startswith("population.")]
-    experiment = experiment_config(settings, [text for text in overrides if text not in ours])
+    experiment = on_shared_paths(experiment_config(settings, [text for text in overrides if text not in ours]))
     for text in ours:
         population = merged(population, parsed_override(text.removeprefix("population.")))
     return PopulationConfig(experiment=experiment, population=PBTConfig(**population))
-
-
-def with_absolute_files(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Workers may run in another directory, or on another machine that shares the path."""
-    settings, data = dict(given), given.get("data")
-    if isinstance(data, Mapping) and isinstance(data.get("files"), list | tuple):
-        settings["data"] = {**data, "files": [str(Path(file).resolve()) for file in data["files"]]}
-    return settings
 
 
 def load_population(path: str | Path, overrides: Sequence[str] = ()) -> PopulationConfig:

@@ -17,7 +17,9 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from tailguard.errors import ConfigError
 from tailguard.population.tasks import Outcome, Task, perform
+from tailguard.run import StoppedNow
 
 
 def work(task_json: str, beat_file: str) -> str:
@@ -27,8 +29,19 @@ def work(task_json: str, beat_file: str) -> str:
     sign.touch()
     try:
         return json.dumps({"result": dict(perform(task["kind"], task["payload"], sign.touch))})
-    except Exception as error:
+    except (Exception, StoppedNow) as error:
         return json.dumps({"reason": f"{type(error).__name__}: {error}"})
+
+
+def connect(address: str, options: dict[str, Any]) -> None:
+    """Join a running cluster, or begin one that ends with us; an address that answers nobody is the user's to mend."""
+    try:
+        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"There is no Ray cluster to join at {address!r}: {str(error).splitlines()[0]} "
+            "Give the address that `ray start --head` printed, or --ray local for one on this machine."
+        ) from None
 
 
 @dataclass
@@ -64,9 +77,7 @@ class RayExecutor:
         options: dict[str, Any] = {"num_cpus": n_cpus} if address == "local" else {}
         self.ours = not ray.is_initialized()
         if self.ours:
-            ray.init(
-                address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **options
-            )
+            connect(address, options)
         self.remote = ray.remote(num_cpus=1, max_retries=0)(work)
 
     def submit(self, task: Task) -> None:

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 from tailguard.errors import ConfigError
 
+MAX_FAILURES, HANG_TIMEOUT_S = 3, 600.0
+"""Of independent tasks: failures after which one is given up, and silence after which one is ended."""
 Beat = Callable[[], None]
 """A sign of life: called at least once per update while a task is worked on."""
 
@@ -108,4 +110,8 @@ def perform(kind: str, payload: Mapping[str, Any], beat: Beat) -> Mapping[str, A
         from tailguard.population.runs import perform_training
 
         return perform_training(payload, beat)
+    if kind == "fold":
+        from tailguard.population.folds import perform_fold
+
+        return perform_fold(payload, beat)
     raise ConfigError(f"There is no kind of task called {kind!r}.")

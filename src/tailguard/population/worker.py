@@ -18,6 +18,7 @@ from threading import Lock, Thread
 from typing import Any
 
 from tailguard.population.tasks import perform
+from tailguard.run import StoppedNow
 
 
 class Pipe:
@@ -45,7 +46,7 @@ def main() -> None:
         try:
             result = perform(task["kind"], task["payload"], partial(pipe.send, {"key": task["key"], "beat": True}))
             pipe.send({"key": task["key"], "result": dict(result)})
-        except Exception as error:
+        except (Exception, StoppedNow) as error:
             logging.exception("task %s failed", task["key"])
             pipe.send({"key": task["key"], "reason": f"{type(error).__name__}: {error}"})
 
