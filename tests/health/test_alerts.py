@@ -20,11 +20,21 @@ from tailguard.health import metrics
 from tailguard.health.alerts import ALERTS, Alert, AlertMonitor, above
 from tailguard.health.metrics import declared
 from tailguard.health.page import page
+from tailguard.health.population_alerts import POPULATION_ALERTS
 from tailguard.market.oracles import oracle_market
 from tests.agents import logged, tiny_agent
 from tests.environments import cartpole, pendulum, vectorized
 
-BY_NAME = {alert.name: alert for alert in ALERTS}
+BY_NAME = {alert.name: alert for alert in (*ALERTS, *POPULATION_ALERTS)}
+PROMISED = (
+    "warn/twin_critics_gradient_imbalance",
+    "warn/critic1_vanishing_gradients",
+    "warn/critic2_vanishing_gradients",
+    "warn/ev_reserve_all_masked",
+    "warn/empty_epoch",
+    "warn/cvar_tail_samples_low",
+)
+"""Names that docs/guarantees.md is about."""
 
 
 def silent_logger() -> Logger:
@@ -43,7 +53,18 @@ def right_value(alert: Alert) -> float:
     return rule.low + 1.0 if np.isfinite(rule.low) else rule.high - 1.0
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_every_promised_alert_is_there_and_every_alert_says_what_and_what_to_do() -> None:
+    assert set(PROMISED) <= set(BY_NAME)
+    assert len(BY_NAME) == len(ALERTS) + len(POPULATION_ALERTS)
+    for alert in BY_NAME.values():
+        text = alert.sentence(0.5, "update 3")
+        assert text.startswith(f"{alert.name}: {alert.metric.name} = 0.5, since update 3. ")
+        assert len(alert.meaning) > 20
+        assert text.endswith(alert.advice)
+        assert len(alert.advice) > 20
+
+
+@pytest.mark.parametrize("alert", BY_NAME.values(), ids=lambda alert: alert.name)
 def test_an_alert_begins_after_its_time_and_ends_with_its_cause(alert: Alert) -> None:
     monitor, logger = AlertMonitor((alert,)), silent_logger()
     heard: list[str] = []

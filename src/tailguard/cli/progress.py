@@ -31,10 +31,8 @@ class Display:
     def update(self, update: Update) -> None:
         """After every update."""
         for alert in update.alerts:
-            value = update.row.get(alert.metric.name)
-            self.console.print(
-                f"{alert.name}: {alert.metric.name} = {number(value)}. {alert.meaning} {alert.advice}", soft_wrap=True
-            )
+            text = alert.sentence(update.row.get(alert.metric.name), f"update {update.since[alert.name]}")
+            self.console.print(text, soft_wrap=True)
 
     def notice(self, text: str) -> None:
         """Something about the run as a whole."""

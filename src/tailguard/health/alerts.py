@@ -58,6 +58,22 @@ class Alert:
         """The rule in words."""
         return str(self.fires)
 
+    def sentence(self, value: float | None, since: str) -> str:
+        """What, since when, and what to do, in one line."""
+        figure = "unknown" if value is None else f"{value:.3g}"
+        return f"{self.name}: {self.metric.name} = {figure}, since {since}. {self.meaning} {self.advice}"
+
+    def described(self, value: float | None, since: int) -> dict[str, Any]:
+        """As a line of alerts.jsonl."""
+        return {
+            "alert": self.name,
+            "metric": self.metric.name,
+            "value": value,
+            "since": since,
+            "meaning": self.meaning,
+            "advice": self.advice,
+        }
+
 
 ALERTS: tuple[Alert, ...] = (
     Alert(
@@ -363,8 +379,7 @@ class AlertMonitor:
     def begin(self, alert: Alert, value: float, logger: Logger) -> None:
         """Say it once, and to whom it may concern."""
         self.since[alert.name] = self.updates - alert.for_updates + 1
-        since = f"since update {self.since[alert.name]}"
-        logger.warn(f"{alert.name}: {alert.metric.name} = {value:.3g}, {since}. {alert.meaning} {alert.advice}")
+        logger.warn(alert.sentence(value, f"update {self.since[alert.name]}"))
         for listener in self.listeners:
             listener(alert, value)
 

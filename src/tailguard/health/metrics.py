@@ -92,6 +92,18 @@ MEAN_GATE = Metric("train/upgd_mean_gate", "Mean of the utility gate: 1 is the b
 FAILED_READY_CHECKS = Metric(
     "pbt/failed_ready_checks", "Readiness checks at which a population had to wait for late members, so far."
 )
+EXPLOIT_VALUE_RATIO = Metric(
+    "pbt/exploit_value_ratio", "Value loss in a copy's first updates over its source's last; the round's largest."
+)
+EXPLOIT_EXPLAINED_VARIANCE_DROP = Metric(
+    "pbt/exploit_explained_variance_drop",
+    "Explained variance in its source's last updates minus that in a copy's first; the round's largest.",
+)
+BEST_SCORE = Metric("pbt/best_score", "Best score of a round.")
+BEST_SCORE_GAIN = Metric(
+    "pbt/best_score_gain", "Rise of the best score over that of all earlier rounds, as a share of its size."
+)
+SCORE_SPREAD = Metric("pbt/score_spread", "Best minus worst score of a round, as a share of the larger size.")
 VGS_FACTOR = Metric("vgs/scaling_factor", "Factor on the next step; 1 when switched off or warming up.")
 VGS_VARIANCE = Metric("vgs/normalized_variance", "Noise-to-signal ratio of raw gradients over time.")
 VGS_STEPS = Metric("vgs/step_count", "Steps the noise statistics have seen.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tailguard.health.alerts import ALERTS, Alert
 from tailguard.health.metrics import Metric, declared
+from tailguard.health.population_alerts import POPULATION_ALERTS
 
 HEAD = """# Metrics and alerts
 
@@ -28,6 +29,13 @@ agent.alerts.listeners.append(lambda alert, value: print(alert.name, value))
 ```
 """
 
+ALERT_TABLE = ("| alert | fires when | meaning | what to do |", "| --- | --- | --- | --- |")
+POPULATION = """### Of a population
+
+Judged once per round. A population's folder has `metrics.jsonl`, `alerts.jsonl` and `tensorboard/` of its own, in which
+a round is a step; alerts that a member's own training raises are there too, with its number.
+"""
+
 PER_LAYER = Metric(
     "lstm/{actor,critic}_layer{i}[_cell]_{norm,mean,std}",
     "Hidden state (and cell) of each trunk's layer at the end of the rollout: mean norm per environment, mean and std.",
@@ -39,8 +47,8 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def alert_row(alert: Alert) -> str:
-    lasting = f"{alert.for_updates} updates in a row" if alert.for_updates > 1 else "at once"
+def alert_row(alert: Alert, unit: str) -> str:
+    lasting = f"{alert.for_updates} {unit} in a row" if alert.for_updates > 1 else "at once"
     fires = f"`{alert.metric.name}` {cell(alert.when)}, {lasting}"
     return f"| `{alert.name}` | {fires} | {cell(alert.meaning)} | {cell(alert.advice)} |"
 
@@ -48,8 +56,8 @@ def alert_row(alert: Alert) -> str:
 def page() -> str:
     """The whole page."""
     figures = [*declared(), PER_LAYER]
-    lines = [HEAD, "## Alerts", "", "| alert | fires when | meaning | what to do |", "| --- | --- | --- | --- |"]
-    lines += [alert_row(alert) for alert in ALERTS]
+    lines = [HEAD, "## Alerts", "", *ALERT_TABLE, *(alert_row(alert, "updates") for alert in ALERTS)]
+    lines += ["", POPULATION, *ALERT_TABLE, *(alert_row(alert, "rounds") for alert in POPULATION_ALERTS)]
     lines += ["", "## Metrics", "", "| metric | meaning |", "| --- | --- |"]
     lines += [f"| `{metric.name}` | {cell(metric.meaning)} |" for metric in figures]
     return "\n".join(lines) + "\n"

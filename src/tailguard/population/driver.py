@@ -3,6 +3,7 @@
 runs/NAME/config.yaml        the resolved configuration
           population.jsonl   the journal: all that happened
           bundles/           what members are made of; deleted when nothing can ask for it any more
+          metrics.jsonl      one line per round, the same in tensorboard/; alerts.jsonl, one line per alert that began
           logs/              what worker processes had to say
      NAME-best/              the best member as an ordinary run, when all is done
 """
@@ -15,7 +16,9 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict
+from functools import cached_property
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -41,7 +44,9 @@ from tailguard.population.scheduler import (
 from tailguard.population.segment import bundle_name, bundle_path
 from tailguard.population.space import with_values
 from tailguard.population.tasks import Executor, Outcome, Task
+from tailguard.population.watch import Round, Watch
 from tailguard.run import RunFolder
+from tailguard.run.records import Records
 
 log = logging.getLogger(__name__)
 
@@ -58,19 +63,27 @@ class Population:
         self.segments: dict[str, RunSegment] = {}  # under way, by the key of their task
         self.began: dict[str, float] = {}
         self.patience_from = time.monotonic()
+        self.watch = Watch()
 
     def run(self, listener: Listener = lambda population: None) -> PBTScheduler:
         """Train the population to its end; the scheduler then knows all members and the best."""
         with RunFolder(self.folder).lock():
             self.write_config()
-            self.obey(self.restart())
-            while not self.scheduler.finished:
-                listener(self)
-                for event in self.next_events():
-                    self.take(event)
+            with closing(self.records):
+                self.obey(self.restart())
+                while not self.scheduler.finished:
+                    listener(self)
+                    for event in self.next_events():
+                        self.take(event)
+                self.note(self.watch.close())
             listener(self)
             self.export_best()
         return self.scheduler
+
+    @cached_property
+    def records(self) -> Records:
+        """metrics.jsonl, alerts.jsonl and TensorBoard's events: written anew from the journal when a driver starts."""
+        return Records(RunFolder(self.folder), 0)
 
     # beginning and going on
 
@@ -92,6 +105,9 @@ class Population:
         if self.journal.read():
             commands = self.scheduler.replay(events)
         self.journal.append("resume" if events else "start", time=time.time())
+        for event in events:
+            if isinstance(event, Report):
+                self.note(self.watch.follow(event), aloud=False)
         for leftover in (self.folder / "bundles").glob("*/.*"):
             shutil.rmtree(leftover, ignore_errors=True)
         return commands
@@ -132,7 +148,9 @@ class Population:
         if outcome.result is None:
             return [Failure(segment.member, segment.round, segment.attempt, outcome.reason)]
         score = outcome.result["score"]
-        return [Report(segment.member, segment.round, nan if score is None else score, outcome.result["bundle"])]
+        score = nan if score is None else score
+        kept = outcome.result.get("figures", {}), outcome.result.get("alerts", {})
+        return [Report(segment.member, segment.round, score, outcome.result["bundle"], *kept)]
 
     def take(self, event: Event) -> None:
         """First the journal, then the consequences: a crash in between replays to the same place."""
@@ -142,8 +160,18 @@ class Population:
             log.warning("Member %d failed in round %d: %s", event.member, event.round, event.reason)
         if isinstance(event, ReadyCheck) and commands:
             log.warning("Not all members came in time; the population goes on with those who are ready.")
+        if isinstance(event, Report):
+            self.note(self.watch.follow(event))
         self.obey(commands)
         self.collect_garbage()
+
+    def note(self, ended: Round | None, aloud: bool = True) -> None:
+        """Write down a round that is over, and say which alerts began in it."""
+        if ended is None:
+            return
+        self.records.add({"time": time.time(), **ended.row()}, ended.alert_lines())
+        for notice in ended.notices if aloud else ():
+            log.warning("%s", notice.sentence())
 
     def about(self, event: Event) -> dict[str, Any]:
         """What readers of the journal want to know beside the event itself."""

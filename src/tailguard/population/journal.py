@@ -70,4 +70,5 @@ def event_of(line: Mapping[str, Any]) -> Event:
     if line["event"] == "failure":
         return Failure(int(line["member"]), int(line["round"]), int(line["attempt"]), str(line["reason"]))
     score = nan if line["score"] is None else float(line["score"])
-    return Report(int(line["member"]), int(line["round"]), score, line["bundle"])
+    kept = line.get("figures", {}), line.get("alerts", {})  # earlier versions kept none
+    return Report(int(line["member"]), int(line["round"]), score, line["bundle"], *kept)

@@ -7,7 +7,7 @@ the same events always give the same commands: restarting a population is replay
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, isfinite
 from typing import Annotated, Any, Literal, Self
 
@@ -79,6 +79,10 @@ class Report:
     round: int
     score: float
     bundle: str | None
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """What its updates say of its health; nothing is decided by them."""
+    alerts: Mapping[str, float] = field(default_factory=dict)
+    """Alerts that began in it, and the figure each is about."""
 
 
 @dataclass(frozen=True)

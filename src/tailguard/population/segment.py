@@ -32,6 +32,7 @@ from tailguard.population.exploit import exploit
 from tailguard.population.scheduler import Report, RunSegment
 from tailguard.population.space import with_values
 from tailguard.population.tasks import Beat
+from tailguard.population.watch import Vitals
 from tailguard.ppo import DistributionalPPO
 from tailguard.yaml_files import parse_yaml
 
@@ -58,19 +59,19 @@ def perform_segment(payload: Mapping[str, Any], beat: Beat) -> Mapping[str, Any]
     """A segment as a task: plain values in, plain values out."""
     folder, segment = Path(payload["folder"]), RunSegment(**payload["segment"])
     report = run_segment(folder, segment, beat)
-    return {"score": report.score if isfinite(report.score) else None, "bundle": report.bundle}
+    score = report.score if isfinite(report.score) else None
+    return {"score": score, "bundle": report.bundle, "figures": dict(report.figures), "alerts": dict(report.alerts)}
 
 
 def run_segment(folder: Path, segment: RunSegment, beat: Beat = lambda: None) -> Report:
     """Train one segment of a member of the population in `folder`, unless it has been done already."""
-    name = bundle_name(segment.member, segment.round)
     done = finished(folder, segment)
     if done is not None:
-        return Report(segment.member, segment.round, done, name)
+        return done
     log.info("Member %d, round %d, with %s", segment.member, segment.round, dict(segment.hyperparameters))
     plan = plan_of((folder / "config.yaml").read_text(encoding="utf-8"))
     try:
-        return Report(segment.member, segment.round, work(folder, segment, plan, beat), name)
+        return work(folder, segment, plan, beat)
     except (TrainingDivergedError, NonFiniteError):
         return Report(segment.member, segment.round, nan, None)  # the worst score there is, and no step forward
 
@@ -104,8 +105,8 @@ def plan_of(config_yaml: str) -> Plan:
     return Plan(config, Experiment(config.experiment).task)
 
 
-def work(folder: Path, segment: RunSegment, plan: Plan, beat: Beat) -> float:
-    """Train, write the bundle, score; all of it appears under its name at once. Returns the score."""
+def work(folder: Path, segment: RunSegment, plan: Plan, beat: Beat) -> Report:
+    """Train, write the bundle, score; all of it appears under its name at once."""
     config = plan.config
     ppo = with_values(config.experiment.ppo, segment.hyperparameters)
     # members share the machine, so each keeps to one core unless told otherwise; results do not depend on it
@@ -115,12 +116,16 @@ def work(folder: Path, segment: RunSegment, plan: Plan, beat: Beat) -> float:
     aside = Path(mkdtemp(prefix=".segment-", dir=place.parent))
     try:
         agent = begin(folder, segment, plan, Experiment(experiment.replace(seed=segment.seed)))
-        score = train(agent, segment, config, beat)
+        pace = train(agent, segment, config, beat)
         agent.checkpoint(aside / AGENT)
-        if config.population.score == "validation":
-            score = validate(agent, plan, beat)
-        write_synced(aside / ABOUT, json.dumps({"inputs": inputs_of(segment), "score": score}).encode())
-        return move_in(aside, place, folder, segment, score)
+        about = {
+            "inputs": inputs_of(segment),
+            "score": validate(agent, plan, beat) if config.population.score == "validation" else pace.mean_return,
+            "figures": {**pace.vitals.last(), **pace.vitals.since_copy(figures_of_source(folder, segment))},
+            "alerts": pace.vitals.alerts,
+        }
+        write_synced(aside / ABOUT, json.dumps(about).encode())
+        return move_in(aside, place, folder, segment, report_of(segment, about))
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -138,13 +143,13 @@ def begin(folder: Path, segment: RunSegment, plan: Plan, experiment: Experiment)
     return agent
 
 
-def train(agent: DistributionalPPO, segment: RunSegment, config: PopulationConfig, beat: Beat) -> float:
-    """Take the segment's updates; returns the mean return per episode while exploring."""
+def train(agent: DistributionalPPO, segment: RunSegment, config: PopulationConfig, beat: Beat) -> Pace:
+    """Take the segment's updates; returns what was seen on the way."""
     pace = Pace(segment.updates, beat)
     whole = max(config.total_steps, agent.num_timesteps + segment.updates * config.rollout_steps)
     with suppress(SegmentOver):
         agent.learn(whole - agent.num_timesteps, pace, reset_num_timesteps=False)
-    return pace.total_reward / (pace.n_ends + agent.n_envs)
+    return pace
 
 
 class SegmentOver(Exception):  # noqa: N818 (not an error: the way out of SB3's loop between two updates)
@@ -152,7 +157,7 @@ class SegmentOver(Exception):  # noqa: N818 (not an error: the way out of SB3's 
 
 
 class Pace(BaseCallback):
-    """Stops after some updates, between two of them, and gives signs of life."""
+    """Stops after some updates, between two of them, gives signs of life, and keeps what the updates say."""
 
     model: DistributionalPPO
 
@@ -160,11 +165,26 @@ class Pace(BaseCallback):
         super().__init__()
         self.updates, self.beat = updates, beat
         self.done, self.total_reward, self.n_ends = 0, 0.0, 0
+        self.vitals = Vitals()
+
+    @property
+    def mean_return(self) -> float:
+        """Per episode, while exploring; episodes under way count as they are."""
+        return self.total_reward / (self.n_ends + self.model.n_envs)
 
     def _on_rollout_start(self) -> None:
         self.beat()
+        self.take_vitals()
         if self.done >= self.updates:
             raise SegmentOver
+
+    def _on_training_end(self) -> None:
+        self.take_vitals()
+
+    def take_vitals(self) -> None:
+        """After every update of this segment, once."""
+        if self.done > self.vitals.n_updates:
+            self.vitals.add(self.model.logger.name_to_value, self.model.alerts.begun())
 
     def _on_step(self) -> bool:
         return True
@@ -200,15 +220,30 @@ def validate(agent: DistributionalPPO, plan: Plan, beat: Beat) -> float:
     return total / n_episodes
 
 
-def finished(folder: Path, segment: RunSegment) -> float | None:
-    """The score of a segment that has been done, when all of it is there and from the very same inputs."""
+def figures_of_source(folder: Path, segment: RunSegment) -> Mapping[str, float]:
+    """The last figures of the agent that a copy began as; nothing for who is no copy."""
+    if segment.source is None or segment.bundle is None:
+        return {}
+    about = json.loads((segment_path(folder, segment.bundle) / ABOUT).read_bytes())
+    return dict(about.get("figures", {}))
+
+
+def report_of(segment: RunSegment, about: Mapping[str, Any]) -> Report:
+    """What is told of a finished segment; earlier versions kept no figures."""
+    name = bundle_name(segment.member, segment.round)
+    kept = about.get("figures", {}), about.get("alerts", {})
+    return Report(segment.member, segment.round, float(about["score"]), name, *kept)
+
+
+def finished(folder: Path, segment: RunSegment) -> Report | None:
+    """The report of a segment that has been done, when all of it is there and from the very same inputs."""
     place = segment_path(folder, bundle_name(segment.member, segment.round))
     try:
         about = json.loads((place / ABOUT).read_bytes())
         if about["inputs"] != inputs_of(segment):
             return None
         read_bundle(place / AGENT)
-        return float(about["score"])
+        return report_of(segment, about)
     except (OSError, ValueError, KeyError, TypeError, CheckpointError):
         return None  # not there, or damaged: it is made again
 
@@ -218,8 +253,8 @@ def inputs_of(segment: RunSegment) -> dict[str, Any]:
     return {name: value for name, value in asdict(segment).items() if name != "attempt"}
 
 
-def move_in(aside: Path, place: Path, folder: Path, segment: RunSegment, score: float) -> float:
-    """Rename a finished segment to its place; one that is there already stays. Returns the score of what is there."""
+def move_in(aside: Path, place: Path, folder: Path, segment: RunSegment, report: Report) -> Report:
+    """Rename a finished segment to its place; one that is there already stays. Returns the report of what is there."""
     sync_directory(aside)
     try:
         os.rename(aside, place)
@@ -230,4 +265,4 @@ def move_in(aside: Path, place: Path, folder: Path, segment: RunSegment, score: 
         shutil.rmtree(place, ignore_errors=True)  # what is there is damaged or of other inputs
         os.rename(aside, place)
     sync_directory(place.parent)
-    return score
+    return report

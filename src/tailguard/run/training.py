@@ -34,6 +34,8 @@ class Update:
     """Alerts that began with it."""
     checkpoint: Path | None
     """The bundle written after it, if one was due."""
+    since: Mapping[str, int] = field(default_factory=dict)
+    """The update since which each of these alerts holds, by name."""
 
 
 @dataclass(frozen=True)
@@ -141,12 +143,16 @@ class Keeper(BaseCallback):
         self.updated = False
         agent, step, stopping = self.model, self.model.num_timesteps, self.stop.requested
         row, alerts = self.row(), agent.alerts.begun()
-        self.records.add(row, [{"step": step, **described(alert, row)} for alert in alerts])
+        since = {alert.name: agent.alerts.since[alert.name] for alert in alerts}
+        self.records.add(
+            row,
+            [{"step": step, **alert.described(row.get(alert.metric.name), since[alert.name])} for alert in alerts],
+        )
         scheduled = row["update"] % self.settings.every_updates == 0
         place = None
         if scheduled or stopping or step >= self.total_steps:
             place = self.save(scheduled or step >= self.total_steps, row)
-        self.listener.update(Update(step, self.total_steps, row, alerts, place))
+        self.listener.update(Update(step, self.total_steps, row, alerts, place, since))
         if stopping and step < self.total_steps:
             raise StopRequested
 
@@ -177,14 +183,3 @@ class Keeper(BaseCallback):
         )
         prune(self.folder, self.settings.keep_last)
         return place
-
-
-def described(alert: Alert, row: Mapping[str, Any]) -> dict[str, Any]:
-    """An alert as a line of alerts.jsonl."""
-    return {
-        "alert": alert.name,
-        "metric": alert.metric.name,
-        "value": row.get(alert.metric.name),
-        "meaning": alert.meaning,
-        "advice": alert.advice,
-    }
