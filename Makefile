@@ -35,8 +35,9 @@ slow: setup  ## learning, fault injection, independent engines: tens of minutes
 
 bench: bench-peers bench-env bench-continual bench-optimizers  ## all benchmarks; figures go to benchmarks/RESULTS.md
 
-bench-peers: setup  ## ours against sb3-contrib's RecurrentPPO, interleaved
-	$(BIN)/python -m benchmarks.peers
+bench-peers: setup  ## ours against other recurrent PPOs on the same work, interleaved, about half an hour
+	$(BIN)/python -m benchmarks.peers --env cartpole
+	$(BIN)/python -m benchmarks.peers --env trading
 
 bench-env: setup  ## the trading environment against gym-trading-env and gym-anytrading
 	$(BIN)/python -m benchmarks.env_speed

@@ -1,0 +1,123 @@
+"""One measurement in a process of its own: `python -m benchmarks.peers.measure '<request>'` prints what it found."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from benchmarks.peers.cases import N_EPOCHS, Case, make_env
+from benchmarks.peers.learners import LEARNERS, OURS
+
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}  # the second counts every thread of the process
+STAGES = ("environment", "acting", "forward", "backward", "optimizer")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure."""
+
+    who: str
+    case: Case
+    threads: int
+    seconds: float
+
+    def dump(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, text: str) -> Request:
+        fields = json.loads(text)
+        return cls(**{**fields, "case": Case(**fields["case"])})
+
+
+class Clock:
+    """Seconds spent inside wrapped functions, by both clocks."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, dict[str, float]] = {}
+
+    @contextmanager
+    def running(self, name: str) -> Iterator[None]:
+        began = {kind: now() for kind, now in CLOCKS.items()}
+        try:
+            yield
+        finally:
+            spent = self.seconds.setdefault(name, dict.fromkeys(CLOCKS, 0.0))
+            for kind, now in CLOCKS.items():
+                spent[kind] += now() - began[kind]
+
+    def wrap(self, owner: Any, attribute: str, name: str) -> None:
+        """Time every call of `owner.attribute`; the library itself carries no timing code."""
+        original: Callable[..., Any] = getattr(owner, attribute)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            with self.running(name):
+                return original(*args, **kwargs)
+
+        setattr(owner, attribute, timed)
+
+    def of(self, name: str, kind: str) -> float:
+        return self.seconds.get(name, {}).get(kind, 0.0)
+
+
+def watch_ours(model: Any, clock: Clock) -> None:
+    """Split our time by stage; called once per process, because some of the functions belong to modules."""
+    import torch
+
+    from tailguard.ppo import update
+
+    clock.wrap(model.env, "step", "environment")
+    clock.wrap(update, "actor_losses", "forward")
+    clock.wrap(update, "critic_loss", "forward")
+    clock.wrap(torch.Tensor, "backward", "backward")
+    clock.wrap(update.Learner, "apply_gradients", "optimizer")
+
+
+def shares(clock: Clock) -> dict[str, float]:
+    """Share of the CPU time per stage; empty where it was not split."""
+    if "forward" not in clock.seconds:
+        return {}
+    spent = {stage: clock.of(stage, "cpu") for stage in STAGES}
+    spent["acting"] = clock.of("rollout", "cpu") - spent["environment"]
+    return {stage: spent[stage] / clock.of("total", "cpu") for stage in STAGES}
+
+
+def measure(request: Request) -> dict[str, float]:
+    """Steps per second, by both clocks, of whole rollout-and-update cycles that last at least `seconds`."""
+    learner, case = LEARNERS[request.who], request.case
+    epochs = N_EPOCHS if request.who == OURS else case.peer_epochs()
+    small = replace(case, n_steps=case.sequence)
+    learner.make(small, make_env(small), N_EPOCHS, request.threads).learn(small.rollout)  # imports, kernels, allocator
+    clock, model = Clock(), learner.make(case, make_env(case), epochs, request.threads)
+    clock.wrap(model, "collect_rollouts", "rollout")
+    clock.wrap(model, "train", "update")
+    if request.who == OURS and request.threads == 1:  # stages of two threads overlap
+        watch_ours(model, clock)
+    cycles = run_cycles(model, clock, case.rollout, request.seconds)
+
+    def steps_per_second(kind: str) -> float:
+        uncounted = (N_EPOCHS / epochs - 1.0) * clock.of("update", kind)
+        return cycles * case.rollout / (clock.of("total", kind) + uncounted)
+
+    speeds = {kind: steps_per_second(kind) for kind in CLOCKS}
+    return {**speeds, "rollout": cycles * case.rollout / clock.of("rollout", "wall"), **shares(clock)}
+
+
+def run_cycles(model: Any, clock: Clock, rollout: int, seconds: float) -> int:
+    """Run one cycle, then as many as fill the time; their number."""
+    with clock.running("total"):
+        model.learn(rollout)
+    cycles = max(1, round(seconds / clock.of("total", "wall")))
+    if cycles > 1:
+        with clock.running("total"):
+            model.learn((cycles - 1) * rollout)
+    return cycles
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(Request.parse(sys.argv[1]))))

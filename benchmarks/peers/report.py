@@ -1,0 +1,102 @@
+"""A comparison as markdown: medians, ratios, and where our time goes."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from statistics import geometric_mean
+
+from benchmarks.peers.cases import BATCH_SIZE, LONG_ROLLOUT, N_EPOCHS, Case
+from benchmarks.peers.compare import Measured, Plan
+from benchmarks.peers.learners import LEARNERS, OURS
+from benchmarks.peers.measure import STAGES
+from benchmarks.results import markdown_table
+
+HEAD = ["hidden", "envs", "n_steps"]
+ENV_TITLES = {
+    "trading": "The `regime` oracle market through our TradingVecEnv",
+    "cartpole": "CartPole without velocities through SB3's DummyVecEnv",
+}
+
+
+def report(plan: Plan, measured: Measured) -> str:
+    """All tables of one environment and thread setting."""
+    peers = [who for who in plan.threads if who != OURS]
+    parts = [terms(plan, measured), ratios_table(measured, plan.cases, peers[0]), summary_table(measured, plan, peers)]
+    if len(peers) > 1:
+        parts += ["Steps per second of wall time (per CPU second):", all_speeds(measured, plan.cases, [OURS, *peers])]
+    if plan.threads[OURS] == (1,):
+        parts += [
+            "Share of our CPU time (acting includes the critics' pass over the finished rollout):",
+            stages_table(measured, plan.cases),
+        ]
+    return "\n\n".join(parts)
+
+
+def terms(plan: Plan, measured: Measured) -> str:
+    """What was compared and how."""
+    few, many = measured.rounds()
+    counts = str(few) if few == many else f"{few} to {many}"
+    threads = ", ".join(
+        f"{LEARNERS[who].title} {' or '.join(map(str, counts))}" for who, counts in plan.threads.items()
+    )
+    return (
+        f"{ENV_TITLES[plan.cases[0].env]}; {N_EPOCHS} epochs, batches of {BATCH_SIZE:,} samples (or the whole rollout "
+        "where that is less), layers of 64 and 64 after the LSTM. Ours trains twin critics of 32 quantiles with "
+        "AdaptiveUPGD, each critic with an LSTM of its own, and measures gradient noise; every peer trains one scalar "
+        f"critic with Adam. RecurrentPPO is sb3-contrib's {version('sb3-contrib')}. Threads: {threads}; where "
+        f"there is a choice, the fastest. Medians of {counts} interleaved measurements, each in a process of its own, "
+        f"both clocks in the same run. In rollouts of {LONG_ROLLOUT:,} samples and more, one epoch of a peer is timed "
+        f"and counted {N_EPOCHS} times."
+    )
+
+
+def cells(case: Case) -> list[str]:
+    return [str(size) for size in case.sizes]
+
+
+def ratios_table(measured: Measured, cases: tuple[Case, ...], peer: str) -> str:
+    """Ours beside one peer, wall and CPU."""
+    title = LEARNERS[peer].title
+    header = [*HEAD]
+    for unit in ("s", "CPU s"):
+        header += [f"ours, steps/{unit}", f"{title}, steps/{unit}", "ratio" if unit == "s" else "CPU ratio"]
+    rows = []
+    for case in cases:
+        row = cells(case)
+        for key in ("wall", "cpu"):
+            row += [f"{measured.best(who, case, key):,.0f}" for who in (OURS, peer)]
+            row.append(f"{measured.ratio(case, peer, key):.1f}")
+        rows.append(row)
+    return markdown_table(header, rows)
+
+
+def summary_table(measured: Measured, plan: Plan, peers: list[str]) -> str:
+    """Ours over each peer: geometric means and the lowest ratios."""
+    rows = []
+    for peer in peers:
+        row = [f"ours / {LEARNERS[peer].title}"]
+        for key in ("wall", "cpu"):
+            ratios = [measured.ratio(case, peer, key) for case in plan.cases]
+            row += [f"**{geometric_mean(ratios):.1f}**", f"{min(ratios):.1f}"]
+        rows.append(row)
+    return markdown_table(["", "wall, geometric mean", "lowest", "CPU, geometric mean", "lowest"], rows)
+
+
+def all_speeds(measured: Measured, cases: tuple[Case, ...], learners: list[str]) -> str:
+    rows = [
+        [
+            *cells(case),
+            *(f"{measured.best(w, case, 'wall'):,.0f} ({measured.best(w, case, 'cpu'):,.0f})" for w in learners),
+        ]
+        for case in cases
+    ]
+    return markdown_table([*HEAD, *(LEARNERS[who].title for who in learners)], rows)
+
+
+def stages_table(measured: Measured, cases: tuple[Case, ...]) -> str:
+    rows = []
+    for case in cases:
+        parts = [measured.best(OURS, case, stage) for stage in STAGES]
+        shares = [f"{share:.0%}" for share in (*parts, 1.0 - sum(parts))]
+        rows.append([*cells(case), *shares, f"{measured.best(OURS, case, 'rollout'):,.0f}"])
+    return markdown_table([*HEAD, *STAGES, "rest", "rollout alone, steps/s"], rows)
