@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
@@ -10,13 +11,15 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from tailguard.cli import app
+from tailguard.cli.population import table
 from tailguard.errors import ConfigError
 from tailguard.population.driver import Population
 from tailguard.population.history import Finished, ancestry
-from tailguard.population.report import write_report
+from tailguard.population.report import member_rows, write_report
 from tailguard.population.tasks import InlineExecutor
 from tests.cli.test_cli import prices, tailguard, write_bars
 from tests.population.tiny import tiny_population
@@ -56,6 +59,24 @@ def test_the_report_shows_every_member_every_setting_and_both_pictures(tmp_path:
     first = (tmp_path / "lineage.svg").read_bytes()
     write_report(tmp_path, config, scheduler)
     assert (tmp_path / "lineage.svg").read_bytes() == first
+
+
+@pytest.mark.parametrize(("mode", "said"), [("rounds", "round 2 of 2"), ("asynchronous", "8 of 8 segments")])
+def test_the_table_shows_every_member_with_its_settings_and_how_its_last_update_went(
+    mode: str, said: str, tmp_path: Path
+) -> None:
+    population = Population(tiny_population(2, mode=mode), tmp_path, InlineExecutor())
+    assert [row[-1] for row in member_rows(population.scheduler, population.told)] == ["0"] * 4  # nothing told yet
+    population.run()
+    console = Console(width=200, file=io.StringIO())
+    console.print(table(population))
+    page = console.file.getvalue()  # type: ignore[attr-defined]
+    assert said in page
+    for name in ("member", "score", "learning_rate", "ent_coef", "n_epochs", "parent", "state", "return", "alerts"):
+        assert name in page
+    assert page.count(" done ") == 4
+    for told in population.told.values():
+        assert f"{told['metrics']['rollout/ep_rew_mean']:.3g}" in page
 
 
 def test_the_ancestry_of_a_member_leads_through_every_copy() -> None:

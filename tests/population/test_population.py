@@ -70,6 +70,24 @@ def test_a_population_trains_judges_copies_and_ends(whole: tuple[Path, str]) -> 
         assert copy["hyperparameters"] != source["hyperparameters"]
 
 
+def test_the_journal_tells_how_every_segment_went(whole: tuple[Path, str]) -> None:
+    for line in lines(whole[0]):
+        assert line["step"] == (line["round"] + 1) * 2 * 4 * 32
+        assert 0.0 < line["train_cpu_seconds"] <= line["cpu_seconds"]
+        assert line["metrics"]["train/learning_rate"] == line["hyperparameters"]["learning_rate"]
+        assert {"train/value_loss", "train/explained_variance", "rollout/ep_rew_mean"} <= set(line["metrics"])
+        assert isinstance(line["alerts"], dict)
+
+
+def test_work_that_nobody_heard_of_is_adopted_with_all_it_has_to_tell(tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        Population(tiny_population(1), tmp_path, StoppingExecutor(0, unreported=True)).run()
+    about = json.loads((segment_path(tmp_path, bundle_name(0, 0)) / "segment.json").read_bytes())
+    Population(tiny_population(1), tmp_path, InlineExecutor()).run()
+    (adopted,) = (line for line in lines(tmp_path) if line["member"] == 0)
+    assert {name: adopted[name] for name in about["told"]} == about["told"]
+
+
 def test_the_settings_of_a_member_are_those_its_agent_trained_with(whole: tuple[Path, str]) -> None:
     for line in lines(whole[0])[-4:]:
         _, manifest = read_bundle(bundle_path(whole[0], line["bundle"]))

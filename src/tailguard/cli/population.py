@@ -17,7 +17,8 @@ from tailguard.cli.workers import executor_of, working
 from tailguard.population.config import load_population
 from tailguard.population.driver import Population
 from tailguard.population.journal import Journal
-from tailguard.population.report import member_rows, write_report
+from tailguard.population.report import member_columns, member_rows, write_report
+from tailguard.population.scheduler import PBTScheduler
 from tailguard.run import RunFolder, run_path
 
 
@@ -73,15 +74,15 @@ def live(population: Population) -> Iterator[Shown]:
         with Live(table(population), console=console, refresh_per_second=2) as screen:
             yield lambda p: screen.update(table(p))
         return
-    told = -1
+    told = ""
 
     def tell(p: Population) -> None:
         nonlocal told
-        if p.scheduler.round != told:
-            told = p.scheduler.round
-            best = p.scheduler.best
+        where = progress(p.scheduler)
+        if where != told:
+            told, best = where, p.scheduler.best
             score = "-" if best is None else f"{best.score:.4g} (member {best.index})"
-            console.print(f"round {told + 1} of {p.scheduler.n_rounds}  best score {score}", soft_wrap=True)
+            console.print(f"{where}  best score {score}", soft_wrap=True)
 
     yield tell
 
@@ -109,13 +110,20 @@ def quiet(population: Population) -> Iterator[Shown]:
 DISPLAYS = {"live": live, "json": as_json, "quiet": quiet}
 
 
+def progress(scheduler: PBTScheduler) -> str:
+    """How far a population is; without rounds, by the segments that are done."""
+    if scheduler.config.mode == "rounds":
+        return f"round {scheduler.round + 1} of {scheduler.n_rounds}"
+    done, members = sum(member.segments for member in scheduler.members), scheduler.members
+    return f"{done} of {scheduler.n_rounds * len(members)} segments"
+
+
 def table(population: Population) -> Table:
-    """Member, score, settings, whose copy, state."""
+    """Member, score, settings, whose copy, state, and how the last update went."""
     scheduler = population.scheduler
-    caption = f"round {scheduler.round + 1} of {scheduler.n_rounds}"
-    shown = Table(caption=caption, caption_justify="left")
-    for name in ("member", "score", *(p.name for p in population.config.population.hyperparams), "parent", "state"):
+    shown = Table(caption=progress(scheduler), caption_justify="left")
+    for name in member_columns(population.config):
         shown.add_column(name, justify="right")
-    for row in member_rows(scheduler):
+    for row in member_rows(scheduler, population.told):
         shown.add_row(*row)
     return shown

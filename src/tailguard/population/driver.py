@@ -15,7 +15,7 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict
 from functools import cached_property
@@ -29,7 +29,7 @@ from tailguard.examination import remember
 from tailguard.experiment import Experiment
 from tailguard.health.metrics import FAILED_READY_CHECKS
 from tailguard.population.config import PopulationConfig, load_population
-from tailguard.population.history import ancestry, history
+from tailguard.population.history import ancestry, history, latest
 from tailguard.population.journal import Journal
 from tailguard.population.scheduler import (
     Command,
@@ -62,6 +62,7 @@ class Population:
         self.scheduler = config.scheduler()
         self.segments: dict[str, RunSegment] = {}  # under way, by the key of their task
         self.began: dict[str, float] = {}
+        self.told: dict[int, Mapping[str, Any]] = {}  # of every member, about its last segment
         self.patience_from = time.monotonic()
         self.watch = Watch()
 
@@ -101,9 +102,10 @@ class Population:
     def restart(self) -> list[Command]:
         """Replay the journal; what it leaves under way is asked for again, and what is finished is adopted."""
         commands = self.scheduler.start()
-        events = self.journal.events()
-        if self.journal.read():
+        events, lines = self.journal.events(), self.journal.read()
+        if lines:
             commands = self.scheduler.replay(events)
+        self.told = latest(history(lines))
         self.journal.append("resume" if events else "start", time=time.time())
         for event in events:
             if isinstance(event, Report):
@@ -150,6 +152,7 @@ class Population:
         score = outcome.result["score"]
         score = nan if score is None else score
         kept = outcome.result.get("figures", {}), outcome.result.get("alerts", {})
+        self.told[segment.member] = {**outcome.result.get("told", {}), "alerts": kept[1]}
         return [Report(segment.member, segment.round, score, outcome.result["bundle"], *kept)]
 
     def take(self, event: Event) -> None:
@@ -187,6 +190,7 @@ class Population:
                 "hyperparameters": dict(member.hyperparameters),
                 "source": member.parent if copied else None,
                 "parent": member.parent,
+                **self.told.get(event.member, {}),
             }
         return about
 

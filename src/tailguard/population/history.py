@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tailguard.population.space import Value
@@ -20,6 +20,11 @@ class Finished:
     source: int | None
     """The member it began as a copy of, if it did."""
     seconds: float
+    told: Mapping[str, Any] = field(default_factory=dict)
+    """Steps, processor time, alerts and metrics of its last update."""
+
+
+TOLD = ("step", "cpu_seconds", "train_cpu_seconds", "alerts", "metrics")
 
 
 def history(lines: Iterable[Mapping[str, Any]]) -> list[Finished]:
@@ -32,10 +37,16 @@ def history(lines: Iterable[Mapping[str, Any]]) -> list[Finished]:
             line["hyperparameters"],
             line["source"],
             float(line["seconds"]),
+            {name: line[name] for name in TOLD if name in line},
         )
         for line in lines
         if line["event"] == "report"
     ]
+
+
+def latest(segments: Iterable[Finished]) -> dict[int, Mapping[str, Any]]:
+    """What every member told last."""
+    return {segment.member: segment.told for segment in segments}
 
 
 def ancestry(segments: Iterable[Finished], member: int) -> list[Finished]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ from markupsafe import Markup
 
 from tailguard.checkpoint import write_file
 from tailguard.population.config import PopulationConfig
-from tailguard.population.history import Finished, ancestry, history
+from tailguard.population.history import Finished, ancestry, history, latest
 from tailguard.population.journal import Journal
 from tailguard.population.scheduler import PBTScheduler
 from tailguard.population.space import HyperparamConfig
 
 OTHERS, BEST, COPY = "#9aa7b4", "#2a7f4f", "#c0392b"
+FIGURES = {"return": "rollout/ep_rew_mean", "value loss": "train/value_loss", "explained": "train/explained_variance"}
+"""Metrics of a member's last update in the table; population.jsonl has all of them."""
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Population {{ name }}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -31,8 +33,8 @@ svg { max-width: 100%; height: auto; }
 </style></head><body>
 <h1>Population {{ name }}</h1>
 <p>{{ summary }}</p>
-<table><thead><tr><th>member</th><th>score</th>
-{%- for path in paths %}<th>{{ path }}</th>{% endfor %}<th>copied from</th><th>state</th></tr></thead><tbody>
+<table><thead><tr>
+{%- for name in columns %}<th>{{ name }}</th>{% endfor %}</tr></thead><tbody>
 {%- for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}
 </tbody></table>
 <h2>Scores and copies</h2>
@@ -61,8 +63,8 @@ def write_report(folder: Path, config: PopulationConfig, scheduler: PBTScheduler
     html = page.render(
         name=folder.name,
         summary=summary(config, scheduler, segments),
-        paths=[parameter.name for parameter in config.population.hyperparams],
-        rows=member_rows(scheduler),
+        columns=member_columns(config),
+        rows=member_rows(scheduler, latest(segments)),
         **{name: Markup(svg[svg.index("<svg") :]) for name, svg in pictures.items()},  # noqa: S704 (our own drawing)
     )
     write_file(folder / "report.html", html.encode())
@@ -80,8 +82,13 @@ def summary(config: PopulationConfig, scheduler: PBTScheduler, segments: Sequenc
     )
 
 
-def member_rows(scheduler: PBTScheduler) -> list[list[str]]:
-    """A row per member: score, settings, whose copy it is, state."""
+def member_columns(config: PopulationConfig) -> list[str]:
+    """What a table of members shows."""
+    return ["member", "score", *(p.name for p in config.population.hyperparams), "parent", "state", *FIGURES, "alerts"]
+
+
+def member_rows(scheduler: PBTScheduler, told: Mapping[int, Mapping[str, Any]]) -> list[list[str]]:
+    """A row per member: score, settings, whose copy it is, state, and how its last update went."""
     best = scheduler.best
     return [
         [
@@ -90,9 +97,17 @@ def member_rows(scheduler: PBTScheduler) -> list[list[str]]:
             *(shown(value) for value in member.hyperparameters.values()),
             "-" if member.parent is None else str(member.parent),
             member.state,
+            *figures(told.get(member.index, {})),
         ]
         for member in scheduler.members
     ]
+
+
+def figures(told: Mapping[str, Any]) -> list[str]:
+    """How a member's last update went; dashes before its first."""
+    metrics = told.get("metrics", {})
+    values = [metrics.get(name) for name in FIGURES.values()]
+    return ["-" if value is None else shown(float(value)) for value in values] + [str(len(told.get("alerts", [])))]
 
 
 def shown(value: Any) -> str:

@@ -293,8 +293,7 @@ class PBTScheduler:
         """The next segment: as a copy of the source with its settings explored, or as before."""
         if source is None or source.bundle is None:
             return self.run(member, next_round)
-        rng = self.rng(EXPLORE, next_round, member.index)
-        explored = explore_all(self.config.hyperparams, source.hyperparameters, rng)
+        explored = self.explored(source, member, next_round)
         copied = replace(
             member,
             hyperparameters=explored,
@@ -304,6 +303,11 @@ class PBTScheduler:
             lineage=(*member.lineage, Ancestor(next_round, source.index, source.bundle, explored)),
         )
         return self.run(copied, next_round)
+
+    def explored(self, source: PopulationMember, member: PopulationMember, next_round: int) -> dict[str, Value]:
+        """The settings that a copy tries: the source's, each moved."""
+        rng = self.rng(EXPLORE, next_round, member.index)
+        return explore_all(self.config.hyperparams, source.hyperparameters, rng)
 
     def run(self, member: PopulationMember, next_round: int) -> RunSegment:
         return self.segment(self.put(replace(member, state="running", running=next_round, failures=0)))

@@ -10,7 +10,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
@@ -34,6 +35,7 @@ from tailguard.population.space import with_values
 from tailguard.population.tasks import Beat
 from tailguard.population.watch import Vitals
 from tailguard.ppo import DistributionalPPO
+from tailguard.run import figures_of
 from tailguard.yaml_files import parse_yaml
 
 log = logging.getLogger(__name__)
@@ -60,7 +62,13 @@ def perform_segment(payload: Mapping[str, Any], beat: Beat) -> Mapping[str, Any]
     folder, segment = Path(payload["folder"]), RunSegment(**payload["segment"])
     report = run_segment(folder, segment, beat)
     score = report.score if isfinite(report.score) else None
-    return {"score": score, "bundle": report.bundle, "figures": dict(report.figures), "alerts": dict(report.alerts)}
+    return {
+        "score": score,
+        "bundle": report.bundle,
+        "figures": dict(report.figures),
+        "alerts": dict(report.alerts),
+        "told": told_of(folder, report.bundle) if report.bundle is not None else {},
+    }
 
 
 def run_segment(folder: Path, segment: RunSegment, beat: Beat = lambda: None) -> Report:
@@ -114,15 +122,21 @@ def work(folder: Path, segment: RunSegment, plan: Plan, beat: Beat) -> Report:
     place = segment_path(folder, bundle_name(segment.member, segment.round))
     place.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(mkdtemp(prefix=".segment-", dir=place.parent))
+    clock = [time.process_time()]
     try:
         agent = begin(folder, segment, plan, Experiment(experiment.replace(seed=segment.seed)))
+        clock.append(time.process_time())
         pace = train(agent, segment, config, beat)
+        clock.append(time.process_time())
         agent.checkpoint(aside / AGENT)
+        score = validate(agent, plan, beat) if config.population.score == "validation" else pace.mean_return
+        clock.append(time.process_time())
         about = {
             "inputs": inputs_of(segment),
-            "score": validate(agent, plan, beat) if config.population.score == "validation" else pace.mean_return,
+            "score": score,
             "figures": {**pace.vitals.last(), **pace.vitals.since_copy(figures_of_source(folder, segment))},
             "alerts": pace.vitals.alerts,
+            "told": told(agent, clock),
         }
         write_synced(aside / ABOUT, json.dumps(about).encode())
         return move_in(aside, place, folder, segment, report_of(segment, about))
@@ -194,6 +208,24 @@ class Pace(BaseCallback):
         self.done += 1
         self.total_reward += float(self.model.rollout_buffer.rewards.sum(dtype=np.float64))
         self.n_ends += int(self.model.rollout_buffer.dones.sum())
+
+
+def told(agent: DistributionalPPO, clock: Sequence[float]) -> dict[str, Any]:
+    """What readers of the journal want to know of a segment; nothing of it decides anything.
+
+    clock: processor seconds before beginning, before training, after training, at the end
+    """
+    return {
+        "step": agent.num_timesteps,
+        "cpu_seconds": round(clock[3] - clock[0], 3),
+        "train_cpu_seconds": round(clock[2] - clock[1], 3),
+        "metrics": {name: value if isfinite(value) else None for name, value in sorted(figures_of(agent).items())},
+    }
+
+
+def told_of(folder: Path, name: str) -> Mapping[str, Any]:
+    """What a finished segment has to tell; a segment of an earlier version has nothing."""
+    return dict(json.loads((segment_path(folder, name) / ABOUT).read_bytes()).get("told", {}))
 
 
 @torch.inference_mode()

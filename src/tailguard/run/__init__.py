@@ -3,7 +3,7 @@
 from tailguard.run.folder import RunFolder, run_path
 from tailguard.run.settings import CheckpointConfig
 from tailguard.run.signals import StoppedNow
-from tailguard.run.training import Listener, Outcome, Update, resumed, train
+from tailguard.run.training import Listener, Outcome, Update, figures_of, resumed, train
 
 __all__ = [
     "CheckpointConfig",
@@ -12,6 +12,7 @@ __all__ = [
     "RunFolder",
     "StoppedNow",
     "Update",
+    "figures_of",
     "resumed",
     "run_path",
     "train",

@@ -162,12 +162,7 @@ class Keeper(BaseCallback):
         now, before = time.monotonic(), self.clock
         self.clock = now
         per_update = agent.n_envs * agent.config.n_steps
-        episodes = list(agent.ep_info_buffer or ())
-        figures = {name: value for name, value in agent.logger.name_to_value.items() if isinstance(value, int | float)}
-        if episodes:
-            figures["rollout/ep_rew_mean"] = sum(float(episode["r"]) for episode in episodes) / len(episodes)
-            figures["rollout/ep_len_mean"] = sum(int(episode["l"]) for episode in episodes) / len(episodes)
-        figures["rollout/reward_mean"] = float(agent.rollout_buffer.rewards.mean())
+        figures = figures_of(agent)
         figures["time/fps"] = per_update / max(now - before, 1e-9)
         update = agent.num_timesteps // per_update
         return {"step": agent.num_timesteps, "update": update, "time": time.time(), **dict(sorted(figures.items()))}
@@ -183,3 +178,14 @@ class Keeper(BaseCallback):
         )
         prune(self.folder, self.settings.keep_last)
         return place
+
+
+def figures_of(agent: DistributionalPPO) -> dict[str, float]:
+    """What the last update recorded, and what the episodes around it earned."""
+    figures = {name: value for name, value in agent.logger.name_to_value.items() if isinstance(value, int | float)}
+    episodes = list(agent.ep_info_buffer or ())
+    if episodes:
+        figures["rollout/ep_rew_mean"] = sum(float(episode["r"]) for episode in episodes) / len(episodes)
+        figures["rollout/ep_len_mean"] = sum(int(episode["l"]) for episode in episodes) / len(episodes)
+    figures["rollout/reward_mean"] = float(agent.rollout_buffer.rewards.mean())
+    return figures
