@@ -78,13 +78,19 @@ def ours(n_envs: int, n_assets: int = 1) -> tuple[float, float]:
     return cpu, wall
 
 
-def peers() -> dict[str, tuple[float, float]]:
-    """Steps per second of the peers, from a process of their own."""
+def peers_python() -> Path:
+    """Python of the peers' own virtual environment, built on first use."""
     python = CACHE / "bin" / "python"
     if not (CACHE / ".ready").exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", CACHE], check=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
         (CACHE / ".ready").touch()
+    return python
+
+
+def peers() -> dict[str, tuple[float, float]]:
+    """Steps per second of the peers, from a process of their own."""
+    python = peers_python()
     with tempfile.TemporaryDirectory() as folder:
         close = Path(folder) / "close.npy"
         np.save(close, oracle_market("noise").bars(N_BARS, seed=0).close[:, 0])

@@ -37,6 +37,14 @@ def test_a_broken_environment_ends_with_1_and_says_what_to_do() -> None:
     code, output = run("--env", "tests.health.test_fault_gallery:TimeLimitAsDeath", "--only", "truncation")
     assert code == 1
     assert "truncated=True" in output
+    assert output.rstrip().endswith("failed: environment/truncation")
+
+
+def test_an_environment_that_can_be_built_on_prices_is_looked_into() -> None:
+    code, output = run("--env", "tests.health.test_prices:FilledAtTheCloseSeen", "--only", "prices/")
+    assert code == 1
+    assert "2 passed, 1 failed, 0 not applicable" in output
+    assert "failed: prices/fills" in output
 
 
 def test_a_configuration_is_examined_before_it_is_trained(tmp_path: Path) -> None:
@@ -53,6 +61,9 @@ def test_a_configuration_is_examined_before_it_is_trained(tmp_path: Path) -> Non
         ((), "who is to be examined"),
         (("--env", "nowhere"), "module:function"),
         (("--env", "nowhere:make"), "No module named"),
+        (("--env", "json:dumps"), "calling it without arguments failed with TypeError"),
+        (("--env", "collections:OrderedDict"), "made a OrderedDict, not a gymnasium.Env"),
+        (("--preset", "regime", "--json", "nowhere/v.json"), "no folder nowhere"),
         (("--preset", "regimee"), "regime"),
         (("--preset", "regime", "--only", "nothing"), "No check's name contains"),
     ],

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
-from rich.padding import Padding
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from tailguard.doctor import Examination, Patient, chosen, env_patient, examine, patient_of, preset_patient, summary
+from tailguard.doctor import (
+    CHECKS,
+    Examination,
+    Patient,
+    chosen,
+    env_patient,
+    examine,
+    patient_of,
+    preset_patient,
+    summary,
+)
 from tailguard.doctor.examination import Line
 from tailguard.errors import ConfigError
 from tailguard.experiment import load_experiment
@@ -42,14 +52,23 @@ def see_doctor(
     patient: Patient, quick: bool, only: str | None, json_file: Path | None, html_file: Path | None
 ) -> Examination:
     """Examine, showing each verdict as it comes."""
-    console = Console()
+    console = Console(highlight=False, markup=False)
     checks = chosen(quick, only)
     if not checks:
-        raise ConfigError(f"No check's name contains {only!r}. Run `tailguard doctor --preset regime` to see them all.")
+        raise ConfigError(f"No check's name contains {only!r}. They are: {', '.join(check.name for check in CHECKS)}.")
+    for file in (json_file, html_file):
+        refuse_unwritable(file)
     bar = Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
     )
-    with bar:
+    with warnings.catch_warnings(), bar:
+        warnings.simplefilter("once")  # an environment is built hundreds of times
         names = iter([check.question for check in checks])
         task = bar.add_task(next(names), total=len(checks))
 
@@ -58,19 +77,35 @@ def see_doctor(
             bar.update(task, advance=1, description=next(names, "done"))
 
         found = examine(patient, checks, told)
-    console.print(f"{patient.name}: {summary(found)}", highlight=False)
-    if json_file is not None:
-        json_file.write_text(found.to_json())
-    if html_file is not None:
-        html_file.write_text(found.to_html())
+    conclude(console, found, {json_file: Examination.to_json, html_file: Examination.to_html})
     return found
+
+
+def refuse_unwritable(file: Path | None) -> None:
+    """Before minutes of work, not after them."""
+    if file is not None and not file.parent.is_dir():
+        raise ConfigError(f"{file} cannot be written: there is no folder {file.parent}.")
+
+
+def conclude(console: Console, found: Examination, files: Mapping[Path | None, Callable[[Examination], str]]) -> None:
+    """The summary, the lines that failed, and the files."""
+    console.print(f"{found.patient}: {summary(found)}", soft_wrap=True)
+    if found.failures:
+        console.print(f"failed: {', '.join(line.name for line in found.failures)}", soft_wrap=True, style="bold red")
+    for file, render in files.items():
+        if file is not None:
+            file.write_text(render(found))
+            console.print(f"verdicts in {file}", soft_wrap=True)
 
 
 def show(console: Console, line: Line) -> None:
     """A verdict as a line, and what to do when it failed."""
     verdict = line.verdict
-    colour = COLOURS[verdict.status]
-    console.print(f"[{colour}]{verdict.status:>4}[/]  [bold]{escape(line.question)}[/]", highlight=False)
+    head = Text.assemble(
+        (f"{verdict.status:>4}", COLOURS[verdict.status]), "  ", (line.question, "bold"), "  ", (line.name, "dim")
+    )
+    console.print(head, soft_wrap=True)
     for text in (verdict.figure, verdict.advice):
         if text:
-            console.print(Padding(Text(text), (0, 0, 0, 6)))
+            for row in Text(text).wrap(console, max(console.width - 6, 40)):
+                console.print(f"      {row.plain.rstrip()}", soft_wrap=True)

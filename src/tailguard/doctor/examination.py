@@ -8,14 +8,20 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
-from tailguard.doctor import environment, learner, market, speed
+from tailguard.doctor import environment, learner, market, prices, speed
 from tailguard.doctor.checks import Check, Verdict, sick
 from tailguard.doctor.patient import Patient
 
 SLOW = ("market/planted_signal", "market/permuted_returns")
 """Checks that train an agent: about a minute each."""
 
-CHECKS: tuple[Check, ...] = (*environment.CHECKS, *learner.CHECKS, *market.CHECKS, *speed.CHECKS)
+CHECKS: tuple[Check, ...] = (
+    *environment.CHECKS,
+    *prices.CHECKS,
+    *learner.CHECKS,
+    *market.CHECKS,
+    *speed.CHECKS,
+)
 
 
 @dataclass(frozen=True)

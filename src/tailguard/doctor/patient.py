@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from numpy.typing import NDArray
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
@@ -21,6 +23,9 @@ from tailguard.errors import ConfigError
 from tailguard.experiment import DataTask, Experiment, ExperimentConfig, PresetTask, experiment_config
 from tailguard.market import Bars
 from tailguard.ppo import DistributionalPPO, PPOConfig
+
+Prices = Mapping[str, NDArray[np.float64]]
+"""Bars: open, high, low, close and volume, each (T,); `pandas.DataFrame(prices)` is a frame of them."""
 
 N_ENVS, N_STEPS, SEQUENCE_LENGTH = 4, 64, 16
 
@@ -47,6 +52,8 @@ class Patient:
     policy: str = "MlpLstmPolicy"
     policy_kwargs: dict[str, Any] | None = None
     market: Market | None = None
+    on_prices: Callable[[Prices], gym.Env[Any, Any]] | None = None
+    """The environment built on given prices, where its maker can do that."""
     n_envs: int = N_ENVS
     """Environments stepped together in training; most checks take fewer."""
 
@@ -141,15 +148,35 @@ def env_patient(path: str) -> Patient:
         make = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"--env {path}: {error}. The module must be importable from here.") from None
+    refuse_other_things(path, make)
     return gym_patient(path, make)
 
 
-def gym_patient(name: str, make: Callable[[], gym.Env[Any, Any]]) -> Patient:
-    """A function that makes one Gymnasium environment."""
+def refuse_other_things(path: str, make: Any) -> None:
+    """The function must make a Gymnasium environment when called without arguments."""
+    try:
+        env = make()
+    except Exception as error:
+        raise ConfigError(
+            f"--env {path}: calling it without arguments failed with {type(error).__name__}: {error}. "
+            "Name a function that makes one Gymnasium environment."
+        ) from error
+    if not isinstance(env, gym.Env):
+        raise ConfigError(f"--env {path} made a {type(env).__name__}, not a gymnasium.Env.")
+    env.close()
+
+
+def gym_patient(name: str, make: Callable[..., gym.Env[Any, Any]]) -> Patient:
+    """A function that makes one Gymnasium environment, and makes it of given prices if it has an argument `prices`."""
 
     def vectorized(n_envs: int, seed: int) -> VecEnv:
         env = DummyVecEnv([lambda: Monitor(make()) for _ in range(n_envs)])
         env.seed(seed)
         return env
 
-    return Patient(name, vectorized, PPOConfig())
+    takes_prices = "prices" in inspect.signature(make).parameters
+    return Patient(name, vectorized, PPOConfig(), on_prices=partial(on_given, make) if takes_prices else None)
+
+
+def on_given(make: Callable[..., gym.Env[Any, Any]], prices: Prices) -> gym.Env[Any, Any]:
+    return make(prices=prices)
