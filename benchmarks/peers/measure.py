@@ -91,8 +91,9 @@ def measure(request: Request) -> dict[str, float]:
     """Steps per second, by both clocks, of whole rollout-and-update cycles that last at least `seconds`."""
     learner, case = LEARNERS[request.who], request.case
     epochs = N_EPOCHS if request.who == OURS else case.peer_epochs()
-    small = replace(case, n_steps=case.sequence)
-    learner.make(small, make_env(small), N_EPOCHS, request.threads).learn(small.rollout)  # imports, kernels, allocator
+    if learner.warms_up:  # imports, kernels, allocator
+        small = replace(case, n_steps=case.sequence)
+        learner.make(small, make_env(small), N_EPOCHS, request.threads).learn(small.rollout)
     clock, model = Clock(), learner.make(case, make_env(case), epochs, request.threads)
     clock.wrap(model, "collect_rollouts", "rollout")
     clock.wrap(model, "train", "update")

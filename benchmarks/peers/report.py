@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from statistics import geometric_mean
 
 from benchmarks.peers.cases import BATCH_SIZE, LONG_ROLLOUT, N_EPOCHS, Case
@@ -36,18 +35,20 @@ def terms(plan: Plan, measured: Measured) -> str:
     """What was compared and how."""
     few, many = measured.rounds()
     counts = str(few) if few == many else f"{few} to {many}"
-    threads = ", ".join(
-        f"{LEARNERS[who].title} {' or '.join(map(str, counts))}" for who, counts in plan.threads.items()
-    )
     return (
         f"{ENV_TITLES[plan.cases[0].env]}; {N_EPOCHS} epochs, batches of {BATCH_SIZE:,} samples (or the whole rollout "
-        "where that is less), layers of 64 and 64 after the LSTM. Ours trains twin critics of 32 quantiles with "
-        "AdaptiveUPGD, each critic with an LSTM of its own, and measures gradient noise; every peer trains one scalar "
-        f"critic with Adam. RecurrentPPO is sb3-contrib's {version('sb3-contrib')}. Threads: {threads}; where "
-        f"there is a choice, the fastest. Medians of {counts} interleaved measurements, each in a process of its own, "
-        f"both clocks in the same run. In rollouts of {LONG_ROLLOUT:,} samples and more, one epoch of a peer is timed "
-        f"and counted {N_EPOCHS} times."
+        "where that is less), layers of 64 and 64 after each LSTM. Every peer is a plain PPO: one actor, one scalar "
+        f"critic, Adam. {' '.join(introduced(who, counts) for who, counts in plan.threads.items())} "
+        f"Medians of {counts} interleaved measurements, each in a process of its own, both clocks in the same run. In "
+        f"rollouts of {LONG_ROLLOUT:,} samples and more, one epoch of a peer is timed and counted {N_EPOCHS} times."
     )
+
+
+def introduced(who: str, threads: tuple[int, ...]) -> str:
+    """A learner in a sentence; of several numbers of threads, its fastest counts in every cell."""
+    learner = LEARNERS[who]
+    versions = f" ({', '.join(learner.packages)})" if learner.packages else ""
+    return f"{learner.title}{versions}: {learner.note}; {' or '.join(map(str, threads))} thread(s)."
 
 
 def cells(case: Case) -> list[str]:

@@ -19,7 +19,9 @@ class Learner:
 
     title: str
     module: str
+    note: str
     packages: tuple[str, ...] = ()
+    warms_up: bool = True  # False where everything is compiled for the sizes of a case, when it is made
 
     def make(self, case: Case, env: Any, epochs: int, threads: int) -> Any:
         return import_module(f"benchmarks.peers.learners.{self.module}").make(case, env, epochs, threads)
@@ -27,6 +29,17 @@ class Learner:
 
 OURS = "ours"
 LEARNERS = {
-    OURS: Learner("ours", "ours"),
-    "recurrent_ppo": Learner("RecurrentPPO", "recurrent_ppo"),
+    OURS: Learner("Ours", "ours", "twin critics of 32 quantiles, AdaptiveUPGD, gradient noise measured"),
+    "recurrent_ppo": Learner("RecurrentPPO", "recurrent_ppo", "sb3-contrib's"),
+    "cleanrl": Learner(
+        "CleanRL-style loop", "cleanrl_style", "one call of nn.LSTM per step, batches of whole environments"
+    ),
+    "torchrl": Learner("TorchRL", "torchrl_ppo", "its LSTMModule and ClipPPOLoss on sequences", ("torchrl==0.14.1",)),
+    "jax": Learner(
+        "JAX, jitted",
+        "jax_ppo",
+        "whole rollouts and updates compiled; the trading environment is stepped from the host",
+        ("jax==0.10.2",),
+        warms_up=False,
+    ),
 }
