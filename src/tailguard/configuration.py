@@ -45,6 +45,8 @@ def describe(error: ValidationError, config: type[BaseModel]) -> str:
             )
         elif "error" in problem.get("ctx", {}):
             lines.append(str(problem["ctx"]["error"]))
+        elif problem["type"] == "missing":
+            lines.append(f"{config.__name__} needs {where!r}, which is not given.")
         else:
             lines.append(f"{config.__name__}.{where}={problem['input']!r}: {problem['msg']}.")
     return "\n".join(lines)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -74,15 +75,17 @@ def live(population: Population) -> Iterator[Shown]:
         with Live(table(population), console=console, refresh_per_second=2) as screen:
             yield lambda p: screen.update(table(p))
         return
-    told = ""
+    told = -1
 
     def tell(p: Population) -> None:
         nonlocal told
-        where = progress(p.scheduler)
-        if where != told:
-            told, best = where, p.scheduler.best
+        scheduler = p.scheduler
+        in_rounds = scheduler.config.mode == "rounds"
+        now = scheduler.round if in_rounds else min(member.segments for member in scheduler.members)
+        if now != told:
+            told, best = now, scheduler.best
             score = "-" if best is None else f"{best.score:.4g} (member {best.index})"
-            console.print(f"{where}  best score {score}", soft_wrap=True)
+            console.print(f"{progress(scheduler)}, best score {score}", soft_wrap=True)
 
     yield tell
 
@@ -111,19 +114,19 @@ DISPLAYS = {"live": live, "json": as_json, "quiet": quiet}
 
 
 def progress(scheduler: PBTScheduler) -> str:
-    """How far a population is; without rounds, by the segments that are done."""
-    if scheduler.config.mode == "rounds":
-        return f"round {scheduler.round + 1} of {scheduler.n_rounds}"
+    """How far a population is: its round, when it has rounds, and the segments that are done."""
     done, members = sum(member.segments for member in scheduler.members), scheduler.members
-    return f"{done} of {scheduler.n_rounds * len(members)} segments"
+    segments = f"{done} of {scheduler.n_rounds * len(members)} segments done"
+    if scheduler.config.mode == "asynchronous":
+        return segments
+    return f"round {scheduler.round + 1} of {scheduler.n_rounds}, {segments}"
 
 
 def table(population: Population) -> Table:
     """Member, score, settings, whose copy, state, and how the last update went."""
-    scheduler = population.scheduler
-    shown = Table(caption=progress(scheduler), caption_justify="left")
+    shown = Table(caption=progress(population.scheduler), caption_justify="left", box=SIMPLE, padding=(0, 0))
     for name in member_columns(population.config):
-        shown.add_column(name, justify="right")
-    for row in member_rows(scheduler, population.told):
+        shown.add_column(name, justify="right", overflow="fold")  # long paths fold: none is cut short
+    for row in member_rows(population.scheduler, population.told):
         shown.add_row(*row)
     return shown

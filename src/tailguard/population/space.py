@@ -41,6 +41,10 @@ FIXED: dict[str, str] = {
 """Settings that belong to what an agent is, not to how it goes on learning."""
 
 
+class PathError(ConfigError):
+    """A path leads to no setting."""
+
+
 class HyperparamConfig(Config):
     """One setting that members vary. Type and bounds come from here, never from the value it has at the moment."""
 
@@ -161,8 +165,10 @@ def _changed(config: C, values: Mapping[tuple[str, ...], Value], prefix: str) ->
     for (name, *rest), value in values.items():
         if name not in type(config).model_fields:
             known = list(type(config).model_fields)
-            hint = did_you_mean(name, known)
-            raise ConfigError(f"There is no setting {prefix}{name!s}.{hint} Known: {', '.join(known)}.")
+            begins_above = not prefix and name == "ppo" and rest
+            inside = f" Paths begin below `ppo`: write {'.'.join(rest)}."
+            hint = inside if begins_above else did_you_mean(name, known)
+            raise PathError(f"There is no setting {prefix}{name!s}.{hint} Known: {', '.join(known)}.")
         if rest:
             inner[name][tuple(rest)] = value
         else:
@@ -175,7 +181,7 @@ def _changed(config: C, values: Mapping[tuple[str, ...], Value], prefix: str) ->
             changes[name] = {**current, **{".".join(path): value for path, value in below.items()}}
         else:
             path = ".".join(next(iter(below)))
-            raise ConfigError(
+            raise PathError(
                 f"{prefix}{name} is {current!r} here, so there is no {prefix}{name}.{path} to vary. "
                 f"Give {prefix}{name} settings of its own in the configuration, or vary {prefix}{name} itself."
             )
@@ -193,8 +199,19 @@ def check_space(space: Sequence[HyperparamConfig], config: PPOConfig) -> None:
         if parameter.name in FIXED:
             raise ConfigError(f"{parameter.name} cannot vary within a population: {FIXED[parameter.name]}.")
         for value in parameter.values or parameter.bounds:
-            with_values(config, {parameter.name: parameter.fit(float(value)) if parameter.values is None else value})
+            check_value(config, parameter, value)
         check_optimizer_option(parameter.name, config)
+
+
+def check_value(config: PPOConfig, parameter: HyperparamConfig, value: Value) -> None:
+    """Refuse a bound or a choice that the learner would refuse in the middle of a training."""
+    tried = parameter.fit(float(value)) if parameter.values is None else value
+    try:
+        with_values(config, {parameter.name: tried})
+    except PathError:
+        raise
+    except ConfigError as error:
+        raise ConfigError(f"The search space reaches {parameter.name}={tried!r}, which cannot be: {error}") from None
 
 
 def check_optimizer_option(path: str, config: PPOConfig) -> None:
