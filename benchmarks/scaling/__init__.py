@@ -1,0 +1,1 @@
+"""What size costs, in time and memory: `python -m benchmarks.scaling`."""
