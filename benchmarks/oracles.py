@@ -37,8 +37,13 @@ AB: dict[str, dict[str, Any]] = {
 def ours(name: str, policy: str, changes: dict[str, Any], steps: int | None, seed: int) -> dict[str, float]:
     """One seed: fraction of the optimum, reward per bar, seconds of CPU."""
     chosen = varied(preset(name), changes, steps)
+    return scored(chosen, lambda: chosen.train(seed, policy), seed)
+
+
+def scored(chosen: Preset, train: Callable[[], Any], seed: int) -> dict[str, float]:
+    """What a trained agent earns out of sample, and the CPU time its training took."""
     began = time.process_time()
-    agent = chosen.train(seed, policy)
+    agent = train()
     seconds = time.process_time() - began
     result = chosen.score(agent, seed)
     return {
@@ -53,15 +58,14 @@ def varied(chosen: Preset, changes: dict[str, Any], steps: int | None) -> Preset
     return replace(chosen, config=chosen.config.replace(**changes), total_timesteps=steps or chosen.total_timesteps)
 
 
-def recurrent_ppo(name: str, policy: str, changes: dict[str, Any], steps: int | None, seed: int) -> dict[str, float]:
+def make_recurrent_ppo(chosen: Preset, seed: int) -> Any:
     """RecurrentPPO with the same widths, rollouts, epochs, batch and rate schedule on the same environment."""
     import torch
     from sb3_contrib import RecurrentPPO
 
     torch.set_num_threads(1)
-    chosen = varied(preset(name), {}, steps)
-    config, total = chosen.config, chosen.total_timesteps
-    model = RecurrentPPO(
+    config = chosen.config
+    return RecurrentPPO(
         "MlpLstmPolicy",
         oracle_env(chosen.market, chosen.n_envs, seed),
         learning_rate=lambda remaining: config.learning_rate.at(1.0 - remaining),  # type: ignore[union-attr]
@@ -74,16 +78,13 @@ def recurrent_ppo(name: str, policy: str, changes: dict[str, Any], steps: int | 
         seed=seed,
         device="cpu",
     )
-    began = time.process_time()
-    model.learn(total)
-    seconds = time.process_time() - began
-    result = chosen.score(model, seed)  # type: ignore[arg-type]
-    return {
-        "fraction": result.fraction,
-        "bps": result.reward_per_step * 1e4,
-        "stderr": result.stderr * 1e4,
-        "cpu": seconds,
-    }
+
+
+def recurrent_ppo(name: str, policy: str, changes: dict[str, Any], steps: int | None, seed: int) -> dict[str, float]:
+    """The same of RecurrentPPO."""
+    chosen = varied(preset(name), {}, steps)
+    model = make_recurrent_ppo(chosen, seed)
+    return scored(chosen, lambda: model.learn(chosen.total_timesteps), seed)
 
 
 def over_seeds(
