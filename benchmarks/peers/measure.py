@@ -14,7 +14,7 @@ from benchmarks.peers.cases import N_EPOCHS, Case, make_env
 from benchmarks.peers.learners import LEARNERS, OURS
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}  # the second counts every thread of the process
-STAGES = ("environment", "acting", "forward", "backward", "optimizer")
+STAGES = ("environment", "acting", "judging", "gradients", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -67,23 +67,20 @@ class Clock:
 
 def watch_ours(model: Any, clock: Clock) -> None:
     """Split our time by stage; called once per process, because some of the functions belong to modules."""
-    import torch
-
-    from tailguard.ppo import update
+    from tailguard.ppo import algorithm, update
 
     clock.wrap(model.env, "step", "environment")
-    clock.wrap(update, "actor_losses", "forward")
-    clock.wrap(update, "critic_loss", "forward")
-    clock.wrap(torch.Tensor, "backward", "backward")
+    clock.wrap(algorithm, "judge", "judging")
+    clock.wrap(update.Learner, "backward", "gradients")
     clock.wrap(update.Learner, "apply_gradients", "optimizer")
 
 
 def shares(clock: Clock) -> dict[str, float]:
     """Share of the CPU time per stage; empty where it was not split."""
-    if "forward" not in clock.seconds:
+    if "gradients" not in clock.seconds:
         return {}
     spent = {stage: clock.of(stage, "cpu") for stage in STAGES}
-    spent["acting"] = clock.of("rollout", "cpu") - spent["environment"]
+    spent["acting"] = clock.of("rollout", "cpu") - spent["environment"] - spent["judging"]
     return {stage: spent[stage] / clock.of("total", "cpu") for stage in STAGES}
 
 

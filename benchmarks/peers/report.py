@@ -25,7 +25,7 @@ def report(plan: Plan, measured: Measured) -> str:
         parts += ["Steps per second of wall time (per CPU second):", all_speeds(measured, plan.cases, [OURS, *peers])]
     if plan.threads[OURS] == (1,):
         parts += [
-            "Share of our CPU time (acting includes the critics' pass over the finished rollout):",
+            "Share of our CPU time (judging: the critics' pass over the finished rollout; gradients: there and back):",
             stages_table(measured, plan.cases),
         ]
     return "\n\n".join(parts)

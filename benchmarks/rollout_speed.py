@@ -1,0 +1,83 @@
+"""Environment steps per second of collecting alone: environments, normalization, acting, judging, on one thread.
+
+`python -m benchmarks.rollout_speed` collects rollouts of TradingVecEnv inside SB3's VecNormalize with updates left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+
+from benchmarks.peers.cases import Case, make_env
+from benchmarks.peers.learners import ours
+from benchmarks.peers.measure import CLOCKS, Clock
+from benchmarks.results import markdown_table, write_section
+from tailguard import DistributionalPPO
+
+STAGES = ("environment", "judging", "rollout")
+
+
+class Nothing(BaseCallback):
+    def _on_step(self) -> bool:
+        return True
+
+
+def prepared(case: Case, normalized: bool) -> tuple[DistributionalPPO, BaseCallback]:
+    env: VecEnv = make_env(case)
+    agent = ours.make(case, VecNormalize(env, norm_reward=False) if normalized else env, 4, 1)
+    return agent, agent._setup_learn(10**9, Nothing())[1]
+
+
+def collect(agent: DistributionalPPO, callback: BaseCallback) -> None:
+    assert agent.env is not None
+    agent.collect_rollouts(agent.env, callback, agent.rollout_buffer, agent.config.n_steps)
+
+
+def measure(case: Case, normalized: bool, seconds: float) -> list[str]:
+    """A row: steps per second by both clocks, the best of the rollouts, and the shares of the CPU time."""
+    agent, callback = prepared(case, normalized)
+    collect(agent, callback)
+    clock, spent = Clock(), []
+    from tailguard.ppo import algorithm
+
+    judge = algorithm.judge
+    clock.wrap(agent.env, "step", "environment")
+    clock.wrap(algorithm, "judge", "judging")
+    ends = time.perf_counter() + seconds
+    while time.perf_counter() < ends or len(spent) < 3:
+        began = {kind: now() for kind, now in CLOCKS.items()}
+        with clock.running("rollout"):
+            collect(agent, callback)
+        spent.append({kind: now() - began[kind] for kind, now in CLOCKS.items()})
+    algorithm.judge = judge
+    env, judged, total = (clock.of(stage, "cpu") for stage in STAGES)
+    shares = [env / total, (total - env - judged) / total, judged / total]
+    speeds = [f"{case.rollout / min(s[kind] for s in spent):,.0f}" for kind in CLOCKS]
+    return [str(size) for size in case.sizes] + ["yes" if normalized else "no", *speeds, *(f"{s:.0%}" for s in shares)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rollout_speed", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=3.0, help="time per row (default 3)")
+    parser.add_argument("--dry", action="store_true", help="print the table without writing RESULTS.md")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    sizes = [(hidden, n_envs, 128) for hidden in (64, 256) for n_envs in (8, 64)]
+    rows = [measure(Case("trading", *size), norm, args.seconds) for size in sizes for norm in (False, True)]
+    header = ["hidden", "envs", "n_steps", "VecNormalize", "steps/s", "steps/CPU s", "environment", "acting", "judging"]
+    body = "The `regime` market, one thread, no updates; the best rollout of each row.\n\n" + markdown_table(
+        header, rows
+    )
+    print(body)
+    if not args.dry:
+        command = " ".join(["python -m benchmarks.rollout_speed", *sys.argv[1:]])
+        write_section("rollout-speed", "Speed of collecting", command, body)
+
+
+if __name__ == "__main__":
+    main()
