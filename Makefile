@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup check format test slow bench bench-peers bench-env bench-continual bench-optimizers bench-oracles bench-population docs screenshots demo clean
+.PHONY: help setup check format test slow bench bench-peers bench-env bench-continual bench-optimizers bench-oracles bench-health bench-population docs screenshots demo clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -47,6 +47,9 @@ bench-continual: setup  ## UPGD, Adam and controls on permuted digits, about hal
 
 bench-optimizers: setup  ## cost of one optimizer step beside torch's AdamW
 	$(BIN)/python -m benchmarks.optimizer_cost --write
+
+bench-health: setup  ## what figures and alerts cost beside the same training without them
+	$(BIN)/python -m benchmarks.health_cost --write
 
 bench-population: setup  ## what a population costs beside plain runs, and what it earns beside fixed settings
 	$(BIN)/python -m benchmarks.population --write

@@ -57,7 +57,7 @@ TAIL_SAMPLES = Metric("risk/tail_samples", "Recent risk periods in the tail: alp
 DUAL = Metric("risk/dual", "Price of the CVaR limit in this update: return given up per unit of CVaR.")
 VIOLATION = Metric("risk/violation", "By how much the empirical CVaR is below the limit; 0 when it holds.")
 PREDICTED_CVAR = Metric(
-    "risk/predicted_cvar", "CVaR of the return from a step on, as predicted; mean over the rollout."
+    "risk/predicted_cvar", "CVaR of the return from a step on, as predicted; mean over a sample of the rollout."
 )
 EMPIRICAL_CVAR = Metric(
     "risk/empirical_cvar", "The same from the returns realised, with the predicted threshold; equal when calibrated."

@@ -7,9 +7,10 @@ a function of its own, and they may run at the same time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf, log1p
 from typing import NamedTuple
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from tailguard.losses import clipped_surrogate, kl_estimate, masked_mean
@@ -38,8 +39,8 @@ class ActorLosses:
     policy: Tensor
     entropy: Tensor
     kl: Tensor
-    clip_fraction: Tensor
-    log_ratio_max_abs: Tensor
+    clip_fraction: float
+    log_ratio_max_abs: float
 
 
 class CriticLoss(NamedTuple):
@@ -61,11 +62,21 @@ def actor_losses(policy: RecurrentPolicy, batch: SequenceBatch, layout: Layout, 
     entropy = masked_mean(policy.action_head.entropy(parameters), batch.valid)
     kl = masked_mean(kl_estimate(log_ratio), batch.valid)
     total = surrogate - now.ent_coef * entropy + now.kl_beta * kl
-    with torch.no_grad():
-        outside = ((log_ratio.exp() - 1.0).abs() > now.clip_range).to(log_ratio.dtype)
-        largest = torch.where(batch.valid, log_ratio.abs(), 0.0).max()
-        clip_fraction = masked_mean(outside, batch.valid)
-    return ActorLosses(total, surrogate.detach(), entropy.detach(), kl.detach(), clip_fraction, largest)
+    watched = ratio_figures(log_ratio.detach(), batch.valid, now.clip_range)
+    return ActorLosses(total, surrogate.detach(), entropy.detach(), kl.detach(), *watched)
+
+
+def ratio_figures(log_ratio: Tensor, valid: Tensor, clip_range: float) -> tuple[float, float]:
+    """(share of samples whose ratio left the clip range, largest |log ratio|), for watching only.
+
+    In numpy: on arrays so small torch's overhead is most of the cost.
+    """
+    seen, mask = log_ratio.numpy(force=True), valid.numpy(force=True)
+    if not mask.all():
+        seen = seen[mask]
+    low, high = log1p(-clip_range) if clip_range < 1.0 else -inf, log1p(clip_range)
+    n_outside = np.count_nonzero(seen > high) + np.count_nonzero(seen < low)
+    return n_outside / seen.size, float(max(seen.max(), -seen.min()))
 
 
 def critic_loss(policy: RecurrentPolicy, c: int, batch: SequenceBatch, layout: Layout) -> CriticLoss:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from tailguard.ppo.config import PPOConfig
 from tailguard.rollout import RolloutBuffer, SequenceBatch
 from tailguard.rollout.collect import Live
 from tailguard.rollout.targets import realised_returns
+
+N_WATCHED = 2_048  # samples of a rollout that figures of whole laws are taken from: shares are known to a percent
 
 
 @torch.no_grad()
@@ -44,7 +47,7 @@ def explained_variance(policy: RecurrentPolicy, reserved: SequenceBatch, scale: 
 def rollout_figures(policy: RecurrentPolicy, buffer: RolloutBuffer, scale: Affine) -> Mapping[Metric, float]:
     """What the buffer says about critics and policy."""
     figures = {}
-    quantiles = buffer.quantiles  # (C, T, N, Q)
+    quantiles = buffer.quantiles[:, watched_steps(buffer)]  # (C, S, N, Q)
     if quantiles.shape[-1] > 1:
         figures[metrics.QUANTILE_CROSSING] = float((np.diff(quantiles, axis=-1) < 0).mean())
     if len(quantiles) == 2:
@@ -60,6 +63,11 @@ def rollout_figures(policy: RecurrentPolicy, buffer: RolloutBuffer, scale: Affin
     return figures
 
 
+def watched_steps(buffer: RolloutBuffer) -> slice:
+    """Every so many steps of all environments: watching must stay cheap beside learning (benchmarks/health_cost.py)."""
+    return slice(None, None, max(buffer.n_steps * buffer.n_envs // N_WATCHED, 1))
+
+
 def calibration_figures(buffer: RolloutBuffer, config: PPOConfig) -> Mapping[Metric, float]:
     """Are the quantiles predicted before the rollout those of what then happened?
 
@@ -69,19 +77,23 @@ def calibration_figures(buffer: RolloutBuffer, config: PPOConfig) -> Mapping[Met
     levels, alpha = config.critic.levels, config.risk.alpha
     if len(levels) < 2 or not buffer.valid.any():
         return {}
-    law = buffer.law[:-1]
     realised = realised_returns(buffer.rewards, buffer.law, buffer.terminal_law, buffer.dones, config.gamma, levels)
+    steps = watched_steps(buffer)
+    if not buffer.valid[steps].any():
+        steps = slice(None)
+    valid = buffer.valid[steps]
+    law, realised = buffer.law[:-1][steps][valid], realised[steps][valid]  # (n, Q), (n,)
     at = np.array(list(metrics.COVERAGE))
-    covered = coverage((law @ interpolation_weights(levels, at))[buffer.valid], realised[buffer.valid])
+    covered = coverage(law @ interpolation_weights(levels, at), realised)
     figures = dict(zip(metrics.COVERAGE.values(), covered.tolist(), strict=True))
     figures[metrics.COVERAGE_ERROR] = float(np.abs(covered - at).max())
     predicted = law @ np.asarray(cvar_weights(levels, alpha, "normal"))
-    figures[metrics.PREDICTED_CVAR] = float(predicted[buffer.valid].mean())
+    figures[metrics.PREDICTED_CVAR] = float(predicted.mean())
     if alpha < 1.0:
         threshold = (law @ interpolation_weights(levels, np.array([alpha])))[..., 0]
-        figures[metrics.EMPIRICAL_CVAR] = realised_cvar(threshold[buffer.valid], realised[buffer.valid], alpha)
+        figures[metrics.EMPIRICAL_CVAR] = realised_cvar(threshold, realised, alpha)
     else:
-        figures[metrics.EMPIRICAL_CVAR] = float(realised[buffer.valid].mean())
+        figures[metrics.EMPIRICAL_CVAR] = float(realised.mean())
     return figures
 
 
@@ -117,10 +129,13 @@ def moments(name: str, values: torch.Tensor) -> dict[str, float]:
     }
 
 
-class TradingSample:
-    """What trading cost, on every eighth step of environments whose infos tell `equity`, `costs` and `turnover`."""
+TOLD = itemgetter("costs", "equity", "turnover")
 
-    EVERY = 8
+
+class TradingSample:
+    """What trading cost, on every eighth step of some environments whose infos tell `equity`, `costs`, `turnover`."""
+
+    EVERY, N_ENVS = 8, 32
 
     def __init__(self) -> None:
         self.net: list[NDArray[np.floating[Any]]] = []
@@ -131,9 +146,11 @@ class TradingSample:
         """Look at one step of all environments."""
         if n_steps % self.EVERY or "turnover" not in infos[0]:
             return
-        self.net.append(np.asarray(rewards, np.float64))
-        self.paid.append(np.array([info["costs"] / max(info["equity"], 1e-12) for info in infos]))
-        self.turned.append(float(np.mean([info["turnover"] for info in infos])))
+        infos = infos[: self.N_ENVS]
+        self.net.append(np.asarray(rewards[: self.N_ENVS], np.float64))
+        costs, equity, turnover = zip(*map(TOLD, infos), strict=True)
+        self.paid.append(np.array(costs) / np.maximum(equity, 1e-12))
+        self.turned.append(sum(turnover) / len(turnover))
 
     def figures(self) -> Mapping[Metric, float]:
         """Of the rollout just seen; then it is forgotten."""

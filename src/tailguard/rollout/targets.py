@@ -78,9 +78,10 @@ def realised_returns(
     samples = np.einsum("iq,qi->i", laws, interpolation_weights(levels, at))
     ahead = np.zeros_like(rewards)
     ahead[tuple(places.T)] = samples[: len(places)]
-    result, running = np.zeros_like(rewards), samples[-n_envs:]
+    result, running = rewards + gamma * ahead, samples[-n_envs:]
+    carried = np.where(dones, 0.0, gamma)
     for t in range(len(rewards) - 1, -1, -1):
-        running = rewards[t] + gamma * np.where(dones[t], ahead[t], running)
+        running = result[t] + carried[t] * running
         result[t] = running
     return result
 
