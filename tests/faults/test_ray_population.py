@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tailguard.errors import ConfigError
 from tailguard.population.journal import Journal
 from tests.population.tiny import digest_of, tiny_population
 
@@ -55,6 +59,47 @@ def test_a_cluster_gives_the_population_that_one_process_gives(n_nodes: int, und
     with cluster(n_nodes) as nodes:
         assert digest_on(nodes, tmp_path) == undisturbed
     assert not list((tmp_path / "beats").iterdir())
+
+
+def test_an_address_where_nobody_listens_is_one_clear_message_at_once(tmp_path: Path) -> None:
+    from tailguard.population.ray_runner import RayExecutor
+
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and never listens
+        began = time.monotonic()
+        with pytest.raises(ConfigError, match=r"no Ray cluster to join at .*`ray start --head`"):
+            RayExecutor(f"127.0.0.1:{unused.getsockname()[1]}", 600.0, tmp_path)
+    assert time.monotonic() - began < 15.0
+
+
+def working_processes() -> list[int]:
+    """Ray's processes that work on a task of ours now; Ray names them after the function."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found += [int(place.parent.name)] if place.read_bytes().startswith(b"ray::work") else []
+        except OSError:
+            continue  # it has just ended
+    return found
+
+
+def test_a_task_that_hangs_is_given_up_and_done_again(undisturbed: str, tmp_path: Path) -> None:
+    journal, stopped = Journal(tmp_path / "population.jsonl"), list[int]()
+
+    def stop_one_for_a_while() -> None:
+        while not (journal.path.exists() and len(journal.path.read_bytes().splitlines()) >= 4 and working_processes()):
+            time.sleep(0.05)
+        stopped.append(working_processes()[0])
+        os.kill(stopped[0], signal.SIGSTOP)
+        time.sleep(60.0)
+        with suppress(ProcessLookupError):
+            os.kill(stopped[0], signal.SIGCONT)
+
+    with cluster(2) as nodes:
+        threading.Thread(target=stop_one_for_a_while, daemon=True).start()
+        assert digest_on(nodes, tmp_path, hang_timeout_s=30.0) == undisturbed
+    assert stopped
+    assert any("no sign of life" in line["reason"] for line in journal.read() if line["event"] == "failure")
 
 
 def test_a_node_that_is_lost_loses_no_member(undisturbed: str, tmp_path: Path) -> None:

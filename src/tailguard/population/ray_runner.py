@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ from ray.exceptions import RayError
 from tailguard.errors import ConfigError
 from tailguard.population.tasks import Outcome, Task, perform
 from tailguard.run import StoppedNow
+
+KNOCK_TIMEOUT_S = 10.0
 
 
 def work(task_json: str, beat_file: str) -> str:
@@ -36,12 +39,20 @@ def work(task_json: str, beat_file: str) -> str:
 def connect(address: str, options: dict[str, Any]) -> None:
     """Join a running cluster, or begin one that ends with us; an address that answers nobody is the user's to mend."""
     try:
+        knock(address)
         ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"There is no Ray cluster to join at {address!r}: {str(error).splitlines()[0]} "
+            f"There is no Ray cluster to join at {address!r}: {str(error).splitlines()[0]}. "
             "Give the address that `ray start --head` printed, or --ray local for one on this machine."
         ) from None
+
+
+def knock(address: str) -> None:
+    """See that somebody listens at host:port: Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and "/" not in host:
+        socket.create_connection((host, int(port)), KNOCK_TIMEOUT_S).close()
 
 
 @dataclass
