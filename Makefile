@@ -51,8 +51,10 @@ bench-optimizers: setup  ## cost of one optimizer step beside torch's AdamW
 bench-health: setup  ## what figures and alerts cost beside the same training without them
 	$(BIN)/python -m benchmarks.health_cost --write
 
-bench-population: setup  ## what a population costs beside plain runs, and what it earns beside fixed settings
-	$(BIN)/python -m benchmarks.population --write
+bench-population: setup  ## what a population costs beside plain runs and Ray Tune, and what it earns beside fixed settings
+	$(BIN)/python -m benchmarks.population --rounds 3 --repeats 2 --write
+	$(BIN)/python -m benchmarks.ray_tune --write
+	$(BIN)/python -m benchmarks.explore --write
 	$(BIN)/python -m benchmarks.population_regime --write
 
 bench-oracles: setup  ## fraction of the optimum on the oracle markets, over seeds, beside RecurrentPPO
