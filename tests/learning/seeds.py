@@ -42,3 +42,12 @@ def mean_return(model: DistributionalPPO, env: VecEnv, episodes: int) -> float:
     """Mean episode return of the deterministic policy."""
     returns, _ = evaluate_policy(model, env, n_eval_episodes=episodes, return_episode_rewards=True)
     return float(np.mean(returns))
+
+
+def heard_by(agent: DistributionalPPO) -> list[str]:
+    """Alerts that the agent will raise, as they come: what it is, its figure, and when."""
+    heard: list[str] = []
+    agent.alerts.listeners.append(
+        lambda alert, value: heard.append(f"{alert.name}, {value:.3g} at update {agent.alerts.updates}")
+    )
+    return heard

@@ -9,7 +9,7 @@ from tailguard.env.oracle import stretches_env
 from tailguard.losses.risk import empirical_cvar
 from tailguard.market.oracles import CrashMarket
 from tailguard.presets import crash
-from tests.learning.seeds import interquartile_mean, over_seeds
+from tests.learning.seeds import heard_by, interquartile_mean, over_seeds
 
 pytestmark = pytest.mark.slow
 ALPHA, LIMIT = 0.05, -0.04
@@ -18,7 +18,10 @@ ALPHA, LIMIT = 0.05, -0.04
 def out_of_sample(seed: int, limited: bool) -> tuple[float, float]:
     """Mean and CVaR of the episode return of the deterministic policy, 8,000 episodes of a fresh draw."""
     task = crash(alpha=ALPHA, cvar_limit=LIMIT if limited else None)
-    agent = task.train(seed)
+    agent = task.agent(seed)
+    heard = heard_by(agent)
+    agent.learn(task.total_timesteps)
+    assert heard == [], f"seed {seed}"
     env = stretches_env(task.market, 1_000_000 + seed, 8_000, CrashMarket().episode_length)
     returns = replay(env, agent, CrashMarket().episode_length).reward.sum(axis=0)
     return float(returns.mean()), empirical_cvar(returns, ALPHA)

@@ -7,7 +7,7 @@ import pytest
 
 from tailguard.env import OracleScore
 from tailguard.presets import preset
-from tests.learning.seeds import interquartile_mean, over_seeds
+from tests.learning.seeds import heard_by, interquartile_mean, over_seeds
 
 pytestmark = pytest.mark.slow
 
@@ -16,8 +16,7 @@ def trained_score(seed: int, name: str, policy: str = "MlpLstmPolicy") -> Oracle
     """A healthy training raises no alert: this is where zero false alarms are held to."""
     chosen = preset(name)
     agent = chosen.agent(seed, policy)
-    heard: list[str] = []
-    agent.alerts.listeners.append(lambda alert, value: heard.append(alert.name))
+    heard = heard_by(agent)
     agent.learn(chosen.total_timesteps)
     assert heard == [], f"{name}, seed {seed}"
     return chosen.score(agent, seed)
