@@ -26,7 +26,9 @@ def test_a_healthy_environment_ends_with_0_and_writes_its_verdicts(tmp_path: Pat
     code, output = run("--env", ENV, "--only", "environment/", "--json", str(json_file), "--html", str(html_file))
     assert code == 0
     assert "9 passed, 0 failed" in output
-    lines = json.loads(json_file.read_text())["lines"]
+    written = json.loads(json_file.read_text())
+    assert (written["passed"], written["failed"], written["failures"]) == (9, 0, [])
+    lines = written["lines"]
     assert {line["verdict"]["status"] for line in lines} == {"pass"}
     page = html_file.read_text()
     assert "Is a time limit told apart from an end?" in page

@@ -144,8 +144,12 @@ def test_a_real_process_stops_on_sigterm_and_goes_on_to_the_same_bits(tmp_path: 
 
 def test_an_alert_may_end_a_training_with_exit_code_1(tailguard, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     sick = ("--set=policy_kwargs.log_std_init=-6.0", f"--steps={12 * STEPS_PER_UPDATE}")  # it hardly explores
-    code, _, _ = tailguard("train", *SMALL, *sick, "--run", "sick", "--quiet", "--fail-on-alert")
+    code, _, said = tailguard("train", *SMALL, *sick, "--run", "sick", "--quiet", "--fail-on-alert")
     assert code == 1
+    assert "alerts were raised: warn/exploration_collapse" in said
+    assert ", since update 1. A Gaussian policy's spread" in said
+    assert tailguard("resume", "sick", "--quiet", "--fail-on-alert")[0] == 1
+    assert tailguard("resume", "sick", "--quiet")[0] == 0
     assert "warn/exploration_collapse" in (tmp_path / "runs/sick/alerts.jsonl").read_text()
     assert tailguard("train", *SMALL, "--run", "well", "--quiet", "--fail-on-alert")[0] == 0
 

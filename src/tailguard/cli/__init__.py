@@ -123,6 +123,9 @@ def resume(
     json_: Annotated[
         bool, typer.Option("--json", help="Print one JSON line per update instead of the display.")
     ] = False,
+    fail_on_alert: Annotated[
+        bool, typer.Option("--fail-on-alert", help="End with exit code 1 when training raised an alert, at any time.")
+    ] = False,
 ) -> None:
     """Go on exactly where a run stopped: the end is bit for bit that of a run that never stopped.
 
@@ -134,9 +137,9 @@ def resume(
     kind = "quiet" if quiet else "json" if json_ else "live"
     population_file = begun_in(run)
     if population_file is not None:
-        start(population_file, [], run, None, None, kind, False)
+        start(population_file, [], run, None, None, kind, False, fail_on_alert)
     else:
-        go_on(run, kind)
+        go_on(run, kind, fail_on_alert)
 
 
 def bars_of(data: list[Path] | None, tz: str | None, stamp: str | None) -> dict[str, Any]:
@@ -258,6 +261,9 @@ def population(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the lines of the journal instead of the table.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
+    fail_on_alert: Annotated[
+        bool, typer.Option("--fail-on-alert", help="End with exit code 1 when it or a member raised an alert.")
+    ] = False,
 ) -> None:
     """Train a population: members vary some settings, and the worst go on as copies of the best.
 
@@ -265,7 +271,8 @@ def population(
     """
     from tailguard.cli.population import start
 
-    start(config, set_ or [], run, workers, ray, "quiet" if quiet else "json" if json_ else "live", dry_run)
+    kind = "quiet" if quiet else "json" if json_ else "live"
+    start(config, set_ or [], run, workers, ray, kind, dry_run, fail_on_alert)
 
 
 def main() -> None:

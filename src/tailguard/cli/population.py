@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from tailguard.cli.train import free_path
+from tailguard.cli.train import exit_on_alerts, free_path
 from tailguard.cli.workers import executor_of, working
 from tailguard.population.config import load_population
 from tailguard.population.driver import Population
@@ -31,6 +31,7 @@ def start(
     ray_address: str | None,
     kind: str,
     dry_run: bool,
+    fail_on_alert: bool = False,
 ) -> None:
     """Begin a population, or go on with the one in the folder."""
     config = load_population(config_file, overrides)
@@ -45,8 +46,14 @@ def start(
     with working(executor, again), DISPLAYS[kind](population) as shown:
         scheduler = population.run(shown)
     report = write_report(population.folder, config, scheduler)
-    if kind == "quiet":
-        return
+    if kind != "quiet":
+        conclude(population, scheduler, report, kind)
+    if fail_on_alert:
+        exit_on_alerts(RunFolder(folder))
+
+
+def conclude(population: Population, scheduler: PBTScheduler, report: Path, kind: str) -> None:
+    """Say who is best and where things are."""
     best = scheduler.best
     if best is None:
         typer.echo(f"All members failed; see {population.folder / 'logs'} and {population.journal.path}.", err=True)

@@ -16,6 +16,7 @@ from tailguard.examination import remember
 from tailguard.experiment import Experiment, load_experiment
 from tailguard.ppo import DistributionalPPO
 from tailguard.run import RunFolder, StoppedNow, resumed, run_path, train
+from tailguard.run.records import rows_of
 
 
 def start(
@@ -43,12 +44,19 @@ def start(
         folder.create(config.to_yaml(), experiment.manifest(env, sys.argv))
         remember(experiment.task, folder.path)
         run_on(agent, experiment, folder, display, report)
-    if fail_on_alert and folder.alerts_file.read_text():
-        display.notice(f"alerts were raised, see {folder.alerts_file}")
+    if fail_on_alert:
+        exit_on_alerts(folder)
+
+
+def exit_on_alerts(folder: RunFolder) -> None:
+    """End with 1 when the training raised an alert, at any time; say which."""
+    raised = {str(row["alert"]) for row in rows_of(folder.alerts_file)} if folder.alerts_file.exists() else set()
+    if raised:
+        typer.echo(f"alerts were raised: {', '.join(sorted(raised))}; see {folder.alerts_file}", err=True)
         raise typer.Exit(1)
 
 
-def go_on(run: str, kind: str) -> None:
+def go_on(run: str, kind: str, fail_on_alert: bool = False) -> None:
     """Take a run up again."""
     folder, display = RunFolder(run_path(run)), display_of(kind)
     folder.require()
@@ -57,6 +65,8 @@ def go_on(run: str, kind: str) -> None:
         agent = resumed(folder, experiment.training_env, experiment.agent, experiment.config.checkpoint)
         display.notice(f"{folder.path} goes on at step {agent.num_timesteps:,}")
         run_on(agent, experiment, folder, display)
+    if fail_on_alert:
+        exit_on_alerts(folder)
 
 
 def run_on(

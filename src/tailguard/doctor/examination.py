@@ -50,15 +50,17 @@ class Examination:
         return next(line for line in self.lines if line.name == name)
 
     def to_json(self) -> str:
-        return json.dumps({"patient": self.patient, "lines": [asdict(line) for line in self.lines]}, indent=2)
+        """For programs: who, the counts, the names of what failed, and every line."""
+        told = {"patient": self.patient, **counts(self), "failures": [line.name for line in self.failures]}
+        return json.dumps({**told, "lines": [asdict(line) for line in self.lines]}, indent=2)
 
     def to_html(self) -> str:
-        """One page, no script, no network; everything that comes from outside is escaped."""
+        """One page, what failed first; no script, no network, and everything that comes from outside is escaped."""
         rows = "".join(
             f"<tr class='{line.verdict.status.replace('/', '')}'><td>{line.verdict.status}</td>"
             f"<td><b>{html.escape(line.question)}</b><br><code>{html.escape(line.name)}</code></td>"
             f"<td>{html.escape(line.verdict.figure)}<br><i>{html.escape(line.verdict.advice)}</i></td></tr>"
-            for line in self.lines
+            for line in sorted(self.lines, key=lambda line: line.verdict.status != "fail")
         )
         return PAGE.format(patient=html.escape(self.patient), summary=html.escape(summary(self)), rows=rows)
 
@@ -100,9 +102,13 @@ def chosen(quick: bool = False, only: str | None = None) -> tuple[Check, ...]:
     return tuple(check for check in found if only is None or only in check.name)
 
 
+def counts(examination: Examination) -> dict[str, int]:
+    """How many lines passed, failed, and do not apply."""
+    statuses = [line.verdict.status for line in examination.lines]
+    words = {"passed": "pass", "failed": "fail", "not_applicable": "n/a"}
+    return {word: statuses.count(status) for word, status in words.items()}  # type: ignore[arg-type]
+
+
 def summary(examination: Examination) -> str:
     """One sentence."""
-    counts = dict.fromkeys(("pass", "fail", "n/a"), 0)
-    for line in examination.lines:
-        counts[line.verdict.status] += 1
-    return f"{counts['pass']} passed, {counts['fail']} failed, {counts['n/a']} not applicable"
+    return ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in counts(examination).items())

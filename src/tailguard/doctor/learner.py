@@ -17,7 +17,7 @@ from tailguard.health import metrics
 from tailguard.population.exploit import exploit
 from tailguard.ppo import DistributionalPPO
 from tailguard.rollout import SequenceBatch
-from tailguard.schedules import value_at
+from tailguard.schedules import Schedule, value_at
 
 Floats = NDArray[np.floating[Any]]
 
@@ -246,13 +246,21 @@ def save_and_load(patient: Patient) -> Verdict:
     )
 
 
+def rate_of(agent: DistributionalPPO) -> dict[str, float]:
+    """The agent's own learning rate as a population would vary it: there is nothing to say about one that stays."""
+    rate = agent.config.learning_rate
+    if isinstance(rate, Schedule):
+        return {"learning_rate.start": rate.start}
+    return {"learning_rate": rate} if isinstance(rate, float) else {}
+
+
 def exploit_is_whole(patient: Patient) -> Verdict:
     source, target = patient.collected(), patient.agent(seed=1)
     source.train()
     seen = observations(source)
     with tempfile.TemporaryDirectory() as folder:
         source.save(Path(folder) / "source")
-        exploit(target, Path(folder) / "source", {})
+        exploit(target, Path(folder) / "source", rate_of(target))
     same = same_actions(source, target, seen)
     return judged(
         same,

@@ -166,6 +166,8 @@ def on_prices(examine: Callable[[Maker], Verdict]) -> Callable[[Patient], Verdic
     """A check of an environment built on our prices; not applicable where it cannot be."""
 
     def check(patient: Patient) -> Verdict:
+        if patient.market is not None:
+            return not_applicable("the market/ lines look into a market of ours")
         if patient.on_prices is None:
             return not_applicable(NO_PRICES)
         if not choices(patient.on_prices):
