@@ -47,6 +47,16 @@ def test_a_setting_that_does_not_exist_is_one_clear_message(tmp_path: Path) -> N
     assert 'no setting entcoef. Did you mean "ent_coef"?' in str(result.exception)
 
 
+@pytest.mark.parametrize("command", ["evaluate", "report", "doctor"])
+def test_a_population_is_not_taken_for_a_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Population(tiny_population(1), tmp_path / "runs" / "p", InlineExecutor()).write_config()
+    (tmp_path / "runs" / "p" / "population.jsonl").touch()
+    result = CliRunner().invoke(app, [command, "p"])
+    assert isinstance(result.exception, ConfigError)
+    assert "is a population, not a run. Its best member is the run p-best" in str(result.exception)
+
+
 def test_the_report_shows_every_member_every_setting_and_both_pictures(tmp_path: Path) -> None:
     config = tiny_population(2, hyperparams=[{"name": "critic.aggregation", "values": ["mean", "min"]}])
     scheduler = Population(config, tmp_path, InlineExecutor()).run()

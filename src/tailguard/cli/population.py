@@ -67,8 +67,8 @@ def conclude(population: Population, scheduler: PBTScheduler, report: Path, kind
 
 def begun_in(run: str) -> Path | None:
     """The configuration of the population in a folder; None when the folder holds something else."""
-    place = run_path(run)
-    return place / "config.yaml" if (place / "population.jsonl").is_file() else None
+    folder = RunFolder(run_path(run))
+    return folder.config_file if folder.population_journal.is_file() else None
 
 
 Shown = Callable[[Population], None]

@@ -58,7 +58,7 @@ class Population:
 
     def __init__(self, config: PopulationConfig, folder: str | Path, executor: Executor) -> None:
         self.config, self.folder, self.executor = config, Path(folder).resolve(), executor
-        self.journal = Journal(self.folder / "population.jsonl")
+        self.journal = Journal(RunFolder(self.folder).population_journal)
         self.scheduler = config.scheduler()
         self.segments: dict[str, RunSegment] = {}  # under way, by the key of their task
         self.began: dict[str, float] = {}

@@ -17,6 +17,7 @@ from tailguard.population.history import Finished, ancestry, history, latest
 from tailguard.population.journal import Journal
 from tailguard.population.scheduler import PBTScheduler
 from tailguard.population.space import HyperparamConfig
+from tailguard.run import RunFolder
 
 OTHERS, BEST, COPY = "#9aa7b4", "#2a7f4f", "#c0392b"
 FIGURES = {"return": "rollout/ep_rew_mean", "value loss": "train/value_loss", "explained": "train/explained_variance"}
@@ -50,7 +51,7 @@ path that led to the best member is drawn thick.</p>
 
 def write_report(folder: Path, config: PopulationConfig, scheduler: PBTScheduler) -> Path:
     """report.html, lineage.svg and schedules.svg in the population's folder."""
-    segments = history(Journal(folder / "population.jsonl").read())
+    segments = history(Journal(RunFolder(folder).population_journal).read())
     best = scheduler.best
     path = ancestry(segments, best.index) if best is not None else []
     pictures = {

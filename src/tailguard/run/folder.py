@@ -80,8 +80,18 @@ class RunFolder:
         write_file(self.manifest_file, json.dumps(manifest, indent=1).encode())
         write_file(self.config_file, config_yaml.encode())
 
+    @property
+    def population_journal(self) -> Path:
+        """Where a population keeps what happened; only a population has it."""
+        return self.path / "population.jsonl"
+
     def require(self) -> None:
         """Refuse a folder that is no run."""
+        if self.population_journal.is_file():
+            raise ConfigError(
+                f"{self.path} is a population, not a run. Its best member is the run {self.handle}-best, there when "
+                f"the population has ended; `tailguard resume {self.handle}` goes on with it."
+            )
         if not self.config_file.is_file():
             raise ConfigError(
                 f"{self.path} is not a run: it has no config.yaml. Known runs: {', '.join(known_runs()) or 'none'}."
