@@ -142,6 +142,17 @@ def test_local_processes_give_the_same_population(whole: tuple[Path, str], tmp_p
     assert digest_of(tiny_population(), tmp_path, LocalExecutor(2, 600.0, tmp_path / "logs")) == whole[1]
 
 
+def test_outcomes_that_come_at_the_same_moment_lose_no_bundle(whole: tuple[Path, str], tmp_path: Path) -> None:
+    class Together(InlineExecutor):
+        """Tells of all its work at once, as two processes do that end within the same wait."""
+
+        def wait(self, timeout_s: float) -> list[Outcome]:
+            return [outcome for _ in range(len(self.tasks)) for outcome in super(Together, self).wait(timeout_s)]
+
+    assert digest_of(tiny_population(), tmp_path, Together()) == whole[1]
+    assert not lines(tmp_path, "failure")
+
+
 def test_another_seed_gives_another_population(whole: tuple[Path, str], tmp_path: Path) -> None:
     assert digest_of(tiny_population(seed=1), tmp_path) != whole[1]
 

@@ -76,6 +76,7 @@ class Population:
                     listener(self)
                     for event in self.next_events():
                         self.take(event)
+                    self.collect_garbage()
                 self.note(self.watch.close())
             listener(self)
             self.export_best()
@@ -166,7 +167,6 @@ class Population:
         if isinstance(event, Report):
             self.note(self.watch.follow(event))
         self.obey(commands)
-        self.collect_garbage()
 
     def note(self, ended: Round | None, aloud: bool = True) -> None:
         """Write down a round that is over, and say which alerts began in it."""
@@ -195,7 +195,10 @@ class Population:
         return about
 
     def collect_garbage(self) -> None:
-        """Delete bundles that nothing still to come can ask for; what is being written now is not among them."""
+        """Delete bundles that nothing still to come can ask for; what is being written now is not among them.
+
+        Only when all outcomes that came together are taken: before, the scheduler does not know of their bundles.
+        """
         needed = self.scheduler.reachable()
         needed |= {bundle_name(segment.member, segment.round) for segment in self.segments.values()}
         for place in (self.folder / "bundles").glob("member-*/round-*"):
