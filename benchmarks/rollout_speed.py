@@ -29,7 +29,7 @@ class Nothing(BaseCallback):
 
 def prepared(case: Case, normalized: bool) -> tuple[DistributionalPPO, BaseCallback]:
     env: VecEnv = make_env(case)
-    agent = ours.make(case, VecNormalize(env, norm_reward=False) if normalized else env, 4, 1)
+    agent = ours.make(case, VecNormalize(env, norm_reward=False) if normalized else env, case.peer_work(), 1)
     return agent, agent._setup_learn(10**9, Nothing())[1]
 
 

@@ -11,9 +11,21 @@ BATCH_SIZE = 1024
 LAYERS = (64, 64)  # after the LSTM, of actor and critic alike
 NET_ARCH = {"pi": list(LAYERS), "vf": list(LAYERS)}
 SEQUENCE = 32  # steps through which gradients flow, where a learner cuts rollouts into sequences
-LONG_ROLLOUT = 16_384  # samples from which one of a peer's epochs is timed and counted N_EPOCHS times
+LONG_ROLLOUT = 16_384  # samples; of a longer update of a peer this many are timed, and the rest counted alike
 ENVS = ("trading", "cartpole")
 N_BARS = 200_000
+
+
+@dataclass(frozen=True)
+class Work:
+    """How much of an update is run: epochs, and samples of each."""
+
+    epochs: int
+    samples: int
+
+    def batches(self, size: int) -> int:
+        """Gradient steps per epoch on batches of that size."""
+        return max(1, self.samples // size)
 
 
 @dataclass(frozen=True)
@@ -43,9 +55,15 @@ class Case:
     def sizes(self) -> tuple[int, int, int]:
         return self.hidden, self.n_envs, self.n_steps
 
-    def peer_epochs(self) -> int:
-        """Epochs of a peer that are really run."""
-        return 1 if self.rollout >= LONG_ROLLOUT else N_EPOCHS
+    def peer_work(self) -> Work:
+        """What a peer really runs of an update."""
+        if self.rollout < LONG_ROLLOUT:
+            return Work(N_EPOCHS, self.rollout)
+        return Work(1, LONG_ROLLOUT)
+
+    def uncounted(self, work: Work) -> float:
+        """What is left out of an update, in units of what was run."""
+        return N_EPOCHS * self.rollout / (work.epochs * work.samples) - 1.0
 
 
 def make_env(case: Case) -> Any:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from benchmarks.peers.cases import N_EPOCHS, Case, make_env
+from benchmarks.peers.cases import N_EPOCHS, Case, Work, make_env
 from benchmarks.peers.learners import LEARNERS, OURS
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}  # the second counts every thread of the process
@@ -87,11 +87,11 @@ def shares(clock: Clock) -> dict[str, float]:
 def measure(request: Request) -> dict[str, float]:
     """Steps per second, by both clocks, of whole rollout-and-update cycles that last at least `seconds`."""
     learner, case = LEARNERS[request.who], request.case
-    epochs = N_EPOCHS if request.who == OURS else case.peer_epochs()
+    work = Work(N_EPOCHS, case.rollout) if request.who == OURS else case.peer_work()
     if learner.warms_up:  # imports, kernels, allocator
         small = replace(case, n_steps=case.sequence)
-        learner.make(small, make_env(small), N_EPOCHS, request.threads).learn(small.rollout)
-    clock, model = Clock(), learner.make(case, make_env(case), epochs, request.threads)
+        learner.make(small, make_env(small), small.peer_work(), request.threads).learn(small.rollout)
+    clock, model = Clock(), learner.make(case, make_env(case), work, request.threads)
     clock.wrap(model, "collect_rollouts", "rollout")
     clock.wrap(model, "train", "update")
     if request.who == OURS and request.threads == 1:  # stages of two threads overlap
@@ -99,7 +99,7 @@ def measure(request: Request) -> dict[str, float]:
     cycles = run_cycles(model, clock, case.rollout, request.seconds)
 
     def steps_per_second(kind: str) -> float:
-        uncounted = (N_EPOCHS / epochs - 1.0) * clock.of("update", kind)
+        uncounted = case.uncounted(work) * clock.of("update", kind)
         return cycles * case.rollout / (clock.of("total", kind) + uncounted)
 
     speeds = {kind: steps_per_second(kind) for kind in CLOCKS}

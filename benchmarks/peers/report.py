@@ -40,7 +40,8 @@ def terms(plan: Plan, measured: Measured) -> str:
         "where that is less), layers of 64 and 64 after each LSTM. Every peer is a plain PPO: one actor, one scalar "
         f"critic, Adam. {' '.join(introduced(who, counts) for who, counts in plan.threads.items())} "
         f"Medians of {counts} interleaved measurements, each in a process of its own, both clocks in the same run. In "
-        f"rollouts of {LONG_ROLLOUT:,} samples and more, one epoch of a peer is timed and counted {N_EPOCHS} times."
+        f"rollouts of {LONG_ROLLOUT:,} samples and more, {LONG_ROLLOUT:,} samples of a peer's update are timed and the "
+        "rest is counted at the same rate."
     )
 
 

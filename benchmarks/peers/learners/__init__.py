@@ -1,4 +1,4 @@
-"""The learners compared: each module has `make(case, env, epochs, threads)`.
+"""The learners compared: each module has `make(case, env, work, threads)`.
 
 What it returns has `learn(steps)` and, for the clock, `collect_rollouts` and `train`; whatever is compiled for the case
 is compiled when `make` or a first short `learn` is through.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from benchmarks.peers.cases import Case
+from benchmarks.peers.cases import Case, Work
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Learner:
     packages: tuple[str, ...] = ()
     warms_up: bool = True  # False where everything is compiled for the sizes of a case, when it is made
 
-    def make(self, case: Case, env: Any, epochs: int, threads: int) -> Any:
-        return import_module(f"benchmarks.peers.learners.{self.module}").make(case, env, epochs, threads)
+    def make(self, case: Case, env: Any, work: Work, threads: int) -> Any:
+        return import_module(f"benchmarks.peers.learners.{self.module}").make(case, env, work, threads)
 
 
 OURS = "ours"

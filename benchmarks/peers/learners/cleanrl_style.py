@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
-from benchmarks.peers.cases import LAYERS, Case
+from benchmarks.peers.cases import LAYERS, Case, Work
 from benchmarks.peers.learners.cycle import CLIP, GAMMA, LAMBDA, MAX_NORM, RATE, VF_COEF, Cycle
 
 State = tuple[Tensor, Tensor]
@@ -72,9 +72,9 @@ class Rollout(NamedTuple):
 class CleanStylePPO(Cycle):
     """The loop: collect n_steps, then epochs over batches of environments."""
 
-    def __init__(self, case: Case, env: Any, epochs: int) -> None:
+    def __init__(self, case: Case, env: Any, work: Work) -> None:
         torch.manual_seed(0)
-        self.case, self.env, self.epochs = case, env, epochs
+        self.case, self.env, self.work = case, env, work
         self.agent = Agent(env, case.hidden)
         self.optimizer = torch.optim.Adam(self.agent.parameters(), lr=RATE, eps=1e-5)
         self.obs, self.starts = torch.as_tensor(env.reset()), torch.zeros(case.n_envs)
@@ -118,8 +118,9 @@ class CleanStylePPO(Cycle):
 
     def train(self) -> None:
         per_batch = max(1, self.case.batch // self.case.n_steps)
-        for _ in range(self.epochs):
-            for envs in torch.randperm(self.case.n_envs).split(per_batch):
+        for _ in range(self.work.epochs):
+            batches = torch.randperm(self.case.n_envs).split(per_batch)
+            for envs in batches[: self.work.batches(per_batch * self.case.n_steps)]:
                 self.optimizer.zero_grad()
                 self.loss(envs).backward()
                 nn.utils.clip_grad_norm_(self.agent.parameters(), MAX_NORM)
@@ -153,6 +154,6 @@ def advantages_of(rewards: Tensor, values: Tensor, starts: Tensor, last_value: T
     return advantages
 
 
-def make(case: Case, env: Any, epochs: int, threads: int) -> CleanStylePPO:
+def make(case: Case, env: Any, work: Work, threads: int) -> CleanStylePPO:
     torch.set_num_threads(threads)
-    return CleanStylePPO(case, env, epochs)
+    return CleanStylePPO(case, env, work)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
-from benchmarks.peers.cases import Case
+from benchmarks.peers.cases import Case, Work
 from benchmarks.peers.learners import jax_cartpole
 from benchmarks.peers.learners.cycle import Cycle
 from benchmarks.peers.learners.jax_networks import State, Weights, log_prob, sample, step, trunk_weights
@@ -24,11 +24,11 @@ from benchmarks.peers.learners.jax_update import advantages_of, cut, fresh_momen
 Live = dict[str, Any]  # memories of actor and critic, starts of episodes, and the environments where JAX holds them
 
 
-def make(case: Case, env: Any, epochs: int, threads: int) -> JittedPPO | HostedPPO:
+def make(case: Case, env: Any, work: Work, threads: int) -> JittedPPO | HostedPPO:
     """XLA takes a thread per core it may run on, when it is first used; so the process is given that many cores."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
-    return (JittedPPO if case.env == "cartpole" else HostedPPO)(case, env, epochs)
+    return (JittedPPO if case.env == "cartpole" else HostedPPO)(case, env, work)
 
 
 def initial_weights(key: jax.Array, hidden: int, env: Any) -> Weights:
@@ -90,7 +90,7 @@ def rollout(weights: Weights, live: Live, key: jax.Array, *, n_steps: int, lengt
 class Compiled(Cycle):
     """Weights and their compiled update; a subclass collects."""
 
-    def __init__(self, case: Case, env: Any, epochs: int) -> None:
+    def __init__(self, case: Case, env: Any, work: Work) -> None:
         self.case, self.env, self.key = case, env, jax.random.key(0)
         self.weights = initial_weights(self.next_key(), case.hidden, env)
         self.moments = fresh_moments(self.weights)
@@ -98,7 +98,8 @@ class Compiled(Cycle):
         self.live: Live = {"actor": state, "critic": state, "starts": jnp.zeros(case.n_envs)}
         self.start()
         self.collect_rollouts()  # compiles, and gives the update its shapes
-        learn = jax.jit(partial(update, epochs=epochs, per_batch=max(1, case.batch // case.sequence)))
+        sizes = {"per_batch": max(1, case.batch // case.sequence), "batches": work.batches(case.batch)}
+        learn = jax.jit(partial(update, epochs=work.epochs, **sizes))
         self.update = learn.lower(self.weights, self.moments, self.sequences, self.next_key()).compile()
 
     def next_key(self) -> jax.Array:

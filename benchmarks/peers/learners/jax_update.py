@@ -62,11 +62,17 @@ def adam(weights: Weights, gradient: Weights, moments: dict[str, Any]) -> tuple[
 
 
 def update(
-    weights: Weights, moments: dict[str, Any], sequences: Batch, key: jax.Array, *, epochs: int, per_batch: int
+    weights: Weights,
+    moments: dict[str, Any],
+    sequences: Batch,
+    key: jax.Array,
+    *,
+    epochs: int,
+    per_batch: int,
+    batches: int,
 ) -> tuple[Weights, dict[str, Any]]:
-    """Epochs over shuffled batches of sequences; axis 1 of (L, S, ...) arrays, axis 0 of states."""
+    """Epochs over some shuffled batches of sequences; axis 1 of (L, S, ...) arrays, axis 0 of states."""
     n_sequences = sequences["obs"].shape[1]
-    n_batches = max(1, n_sequences // per_batch)
 
     def select(chosen: jax.Array) -> Batch:
         states = {k: jax.tree.map(lambda s: s[chosen], sequences[k]) for k in ("actor", "critic")}
@@ -77,8 +83,8 @@ def update(
         return adam(weights, jax.grad(loss)(weights, select(chosen)), moments), None
 
     def epoch(carry: tuple[Weights, Any], key: jax.Array) -> tuple[tuple[Weights, Any], None]:
-        order = jax.random.permutation(key, n_sequences)[: n_batches * (n_sequences // n_batches)]
-        return jax.lax.scan(descend, carry, order.reshape(n_batches, -1))
+        chosen = jax.random.permutation(key, n_sequences)[: batches * per_batch]
+        return jax.lax.scan(descend, carry, chosen.reshape(batches, -1))
 
     return jax.lax.scan(epoch, (weights, moments), jax.random.split(key, epochs))[0]
 

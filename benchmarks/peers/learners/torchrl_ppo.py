@@ -25,7 +25,7 @@ from torchrl.modules import MLP, IndependentNormal, LSTMModule, set_recurrent_mo
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value.functional import vec_generalized_advantage_estimate
 
-from benchmarks.peers.cases import LAYERS, Case
+from benchmarks.peers.cases import LAYERS, Case, Work
 from benchmarks.peers.learners.cycle import CLIP, GAMMA, LAMBDA, MAX_NORM, RATE, VF_COEF, Cycle
 
 
@@ -120,9 +120,9 @@ def make_critic(env: Any, hidden: int) -> TensorDictSequential:
 class TorchRLPPO(Cycle):
     """Collect n_steps, estimate advantages, then epochs over batches of sequences."""
 
-    def __init__(self, case: Case, env: Any, epochs: int) -> None:
+    def __init__(self, case: Case, env: Any, work: Work) -> None:
         torch.manual_seed(0)
-        self.case, self.epochs = case, epochs
+        self.case, self.work = case, work
         actor, self.critic = make_actor(env, case.hidden), make_critic(env, case.hidden)
         primers = [module[0].make_tensordict_primer() for module in (actor, self.critic)]
         wrapped = TransformedEnv(Wrapped(env), Compose(InitTracker(), *primers))
@@ -150,8 +150,9 @@ class TorchRLPPO(Cycle):
 
     def train(self) -> None:
         per_batch = max(1, self.case.batch // self.case.sequence)
-        for _ in range(self.epochs):
-            for chosen in torch.randperm(len(self.sequences)).split(per_batch):
+        for _ in range(self.work.epochs):
+            batches = torch.randperm(len(self.sequences)).split(per_batch)
+            for chosen in batches[: self.work.batches(self.case.batch)]:
                 with set_recurrent_mode(True):
                     losses = self.loss(self.sequences[chosen])
                 self.optimizer.zero_grad()
@@ -160,6 +161,6 @@ class TorchRLPPO(Cycle):
                 self.optimizer.step()
 
 
-def make(case: Case, env: Any, epochs: int, threads: int) -> TorchRLPPO:
+def make(case: Case, env: Any, work: Work, threads: int) -> TorchRLPPO:
     torch.set_num_threads(threads)
-    return TorchRLPPO(case, env, epochs)
+    return TorchRLPPO(case, env, work)
