@@ -99,6 +99,7 @@ class TradingVecEnv(VecEnv):
         self._seed = np.arange(seed, seed + n_envs, dtype=np.int64)
         self._episode = np.full(n_envs, -1, dtype=np.int64)  # the first reset makes it 0
         self._t = np.zeros(n_envs, dtype=np.int64)
+        self._left = self._t.copy()
         self._steps = np.zeros(n_envs, dtype=np.int64)
         self._lengths = np.full(n_envs, self.length, dtype=np.int64)
         self._money = np.full(n_envs, self._cash)
@@ -141,6 +142,12 @@ class TradingVecEnv(VecEnv):
         """(N, A) held now."""
         held: npt.NDArray[np.float64] = self._units * self._tape.mark[self._t] / self.equity[:, None]
         return held
+
+    @property
+    def exogenous(self) -> npt.NDArray[np.float64]:
+        """(N, A) relative price move of every asset in the last step: what no action changes (see `hindsight`)."""
+        moves: npt.NDArray[np.float64] = self._tape.mark[self._left + 1] / self._tape.mark[self._left] - 1.0
+        return moves
 
     @property
     def units(self) -> npt.NDArray[np.float64]:
@@ -200,7 +207,7 @@ class TradingVecEnv(VecEnv):
         self._actions = wanted
 
     def step_wait(self) -> tuple[Observation, npt.NDArray[np.float32], npt.NDArray[np.bool_], Infos]:
-        before = self._out[0].copy()
+        before, self._left = self._out[0].copy(), self._t.copy()
         kernel.advance(
             self._t,
             self._actions,

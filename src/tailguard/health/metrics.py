@@ -31,6 +31,9 @@ FIRST_LOG_RATIO = Metric(
 EXPLAINED_VARIANCE = Metric(
     "train/explained_variance", "Share of the variance of lambda-returns explained by the values, on the reserve."
 )
+HINDSIGHT = Metric(
+    "train/hindsight_explained", "Share of the variance of advantages that the world's own moves explain, taken out."
+)
 LEARNING_RATE = Metric("train/learning_rate", "Learning rate of this update.")
 CLIP_RANGE = Metric("train/clip_range", "Clip range of this update.")
 N_UPDATES = Metric("train/n_updates", "Epochs of gradient steps taken so far.")

@@ -59,6 +59,9 @@ class PolicyConfig(Config):
     """Log of the initial spread of a Gaussian policy, whose bounds are -1 and 1; with risk on, -2 unless given."""
     log_std_end: float | None = None
     """Where a ceiling on that logarithm stands when training ends; it falls in a straight line. None: no ceiling."""
+    hidden_from_critics: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Columns of the observation that values do not see: what the agent did last, where it changes nothing ahead. A
+    value that sees it takes it for a cause, and an advantage over one step counts that for the action."""
     action_bounds: Bounds = "clip"
     """How a Gaussian meets its bounds: samples are clipped, or squashed by tanh with the exact density."""
     shared_lstm: Literal[False] = False
@@ -100,6 +103,27 @@ class Trunk(nn.Module):
         self.out_features = width
 
 
+class Blinkers(nn.Module):
+    """Some columns of an observation read as zero."""
+
+    def __init__(self, n_features: int, hidden: tuple[int, ...]) -> None:
+        super().__init__()
+        seen = torch.ones(n_features)
+        seen[list(hidden)] = 0.0
+        self.register_buffer("seen", seen, persistent=False)
+        self.seen: Tensor
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return obs * self.seen
+
+
+def make_sight(n_features: int, hidden: tuple[int, ...]) -> nn.Module:
+    """What a value sees of an observation (..., F)."""
+    if any(column >= n_features for column in hidden):
+        raise ConfigError(f"hidden_from_critics={hidden}: the observation has columns 0 to {n_features - 1} only.")
+    return Blinkers(n_features, hidden) if hidden else nn.Identity()
+
+
 class Judged(NamedTuple):
     """A critic's word on some steps."""
 
@@ -112,12 +136,13 @@ class Critic(nn.Module):
 
     def __init__(self, in_features: int, config: PolicyConfig, critic: CriticConfig) -> None:
         super().__init__()
+        self.sight = make_sight(in_features, config.hidden_from_critics)
         self.trunk = Trunk(in_features, config.net_arch.vf, config)
         self.head: CriticHead = make_critic_head(self.trunk.out_features, critic)
 
     def features(self, obs: Tensor, layout: Layout, state: State) -> Tensor:
         """What the head reads (L, B, H), for whole sequences."""
-        return self.trunk.layers(self.trunk.memory.unroll(obs, layout, state).features)  # type: ignore[no-any-return]
+        return self.trunk.layers(self.trunk.memory.unroll(self.sight(obs), layout, state).features)  # type: ignore[no-any-return]
 
     def forward(self, obs: Tensor, layout: Layout, state: State) -> Tensor:
         """The head's output (L, B, *) for whole sequences, in normalized units."""
@@ -125,12 +150,12 @@ class Critic(nn.Module):
 
     def evaluate(self, obs: Tensor, layout: Layout, state: State, extra: Tensor) -> tuple[Judged, Judged, State]:
         """Laws of the steps (L, B, *) and of extra observations (E, *), and the state after the last step."""
-        unrolled = self.trunk.memory.unroll(obs, layout, state, extra)
+        unrolled = self.trunk.memory.unroll(self.sight(obs), layout, state, self.sight(extra))
         return self.judged(unrolled.features), self.judged(unrolled.extra_features), unrolled.state
 
     def step(self, obs: Tensor, state: State) -> tuple[Judged, State]:
         """Laws (N, *) of single observations and the next state."""
-        features, state = self.trunk.memory.step(obs, state)
+        features, state = self.trunk.memory.step(self.sight(obs), state)
         return self.judged(features), state
 
     def judged(self, remembered: Tensor) -> Judged:
@@ -169,7 +194,8 @@ class RecurrentPolicy(BasePolicy):
             Critic(self.obs_features, self.config, self.critic_config) for _ in range(n_critics)
         )
         features = self.critic_list[0].trunk.out_features
-        self.risk_value = RiskValue(features, self.obs_features) if with_risk_value else None
+        sight = make_sight(self.obs_features, self.config.hidden_from_critics)
+        self.risk_value = RiskValue(features, self.obs_features, sight) if with_risk_value else None
 
     @property
     def device(self) -> torch.device:
@@ -270,7 +296,8 @@ class RecurrentPolicy(BasePolicy):
         """Actions for observations, and the memory after them (docs of SB3's RecurrentPPO apply)."""
         obs, single = self.batched(observation)
         before = self.states_from(state, episode_start, len(obs))
-        stepped = [memory.step(obs, part) for memory, part in zip(self.memories, before, strict=True)]
+        seen = [obs, *(critic.sight(obs) for critic in self.critic_list)]
+        stepped = [memory.step(x, part) for memory, x, part in zip(self.memories, seen, before, strict=True)]
         parameters = self.action_head(self.actor.layers(stepped[0][0]))
         head = self.action_head
         if deterministic:

@@ -18,8 +18,9 @@ class RiskValue(nn.Module):
     observation, and where the period stands: a baseline may know X even where the policy does not.
     """
 
-    def __init__(self, critic_features: int, obs_features: int, width: int = 64) -> None:
+    def __init__(self, critic_features: int, obs_features: int, sight: nn.Module, width: int = 64) -> None:
         super().__init__()
+        self.sight = sight
         inputs = critic_features + obs_features + PERIOD_FEATURES
         self.layers = nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
         self.output = nn.Linear(width, 1)
@@ -31,7 +32,7 @@ class RiskValue(nn.Module):
 
     def forward(self, critic_features: Tensor, obs: Tensor, period: Tensor) -> Tensor:
         """(...) from features (..., H), observations (..., F) and period features (..., 2)."""
-        return self.output(self.layers(torch.cat([critic_features.detach(), obs, period], -1))).squeeze(-1)  # type: ignore[no-any-return]
+        return self.output(self.layers(torch.cat([critic_features.detach(), self.sight(obs), period], -1))).squeeze(-1)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def rescale(self, before: Affine, after: Affine) -> tuple[nn.Linear, float, float]:

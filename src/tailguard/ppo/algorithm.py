@@ -20,6 +20,7 @@ from tailguard.health.metrics import Meter
 from tailguard.normalization import ObservationStatistics, ReturnScale, refuse_two_return_scales
 from tailguard.policy import RecurrentPolicy
 from tailguard.ppo.config import PPOConfig
+from tailguard.ppo.hindsight import make_hindsight
 from tailguard.ppo.objective import Knobs
 from tailguard.ppo.randomness import Randomness
 from tailguard.ppo.risk import make_risk
@@ -116,6 +117,7 @@ class DistributionalPPO(BundledAlgorithm):
         self.policy.optimizer = self.learner.optimizer  # where SB3's users look for it
         self.return_scale = ReturnScale(self.config.return_scale)
         self.risk = make_risk(self.config.risk, self.config.critic)
+        self.hindsight = make_hindsight(self.config.hindsight)
         self.obs_stats = ObservationStatistics(self._vec_normalize_env)
         self.entropy = EntropyCoefficient(self.config.ent_coef, self.config.entropy)
         self.kl_penalty = KLPenalty(self.config.kl_penalty)
@@ -188,6 +190,7 @@ class DistributionalPPO(BundledAlgorithm):
             callback.update_locals({"self": self, "env": env, "rollout_buffer": rollout_buffer, **seen})
             if not callback.on_step():
                 return False
+            self.hindsight.note(env)
             self.trading.note(seen["n_steps"], seen["rewards"], seen["infos"])
             ended = np.flatnonzero(seen["dones"])
             if len(ended):
@@ -278,7 +281,8 @@ class DistributionalPPO(BundledAlgorithm):
             config.critic.levels,
             self.randomness.targets,
         )
-        advantages = self.risk.advantages(buffer, target)
+        advantages, figures = self.hindsight.relieve(buffer, self.risk.advantages(buffer, target))
+        self.meter.add(figures)
         if config.normalize_advantage:
             advantages = normalize_valid(advantages, buffer.valid)
         return sequences_of(buffer, advantages, target, self.return_scale.snapshot, self.risk.lesson(buffer))

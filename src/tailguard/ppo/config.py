@@ -38,6 +38,8 @@ class PPOConfig(Config):
     """How far the probability ratio may leave 1 before its gradient stops."""
     normalize_advantage: bool = True
     """Advantages to zero mean and unit std over the rollout's valid samples."""
+    hindsight: bool = False
+    """Take out of the advantages what the world's own moves explain; the environment says them as `exogenous`."""
     ent_coef: NonNegativeFloat = 0.0
     """Weight of the entropy bonus at the start."""
     entropy: EntropyConfig = EntropyConfig()

@@ -35,6 +35,10 @@ DUAL_MIN = 1e-3
 FRESH_MAX = 0.3
 """Share of a window that counts as fresh at most: one update does not let the policy follow any faster."""
 
+VALUE_LAMBDA = 0.97
+"""Decay of what the risk value learns from, at least: it must see as far as a period reaches. With the short traces that
+advantages use, what happens at a period's end came back one step per update, and never arrived."""
+
 
 class RiskConfig(Config):
     """How the tail of the return enters the policy's objective."""
@@ -198,7 +202,8 @@ class EpisodeRisk(Risk):
             successors[periods.cut] = self.values_at_cuts(policy, buffer, periods)
         buffer.period = period[:-1]
         buffer.risk_advantages = advantages(stream, values, successors, over, 1.0, self.config.gae_lambda)
-        buffer.risk_returns = buffer.risk_advantages + values[:-1]
+        learned = advantages(stream, values, successors, over, 1.0, max(self.config.gae_lambda, VALUE_LAMBDA))
+        buffer.risk_returns = learned + values[:-1]
 
     def period_features(self, so_far: Floats, elapsed: Floats) -> Floats:
         """(..., 2) distance of X from the threshold in spreads of X, and the share of a period that is over."""

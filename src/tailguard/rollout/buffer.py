@@ -25,6 +25,7 @@ class RolloutBuffer:
         shape = (n_steps, n_envs)
         self.observations = np.zeros((*shape, obs_features), np.float32)
         self.actions = np.zeros((*shape, action_dim), np.float32)
+        self.modes = np.zeros((*shape, action_dim), np.float32)  # what the action would have been without noise
         self.log_probs = np.zeros(shape, np.float32)
         self.rewards = np.zeros(shape, np.float64)
         self.starts = np.zeros(shape, np.bool_)  # the step begins an episode

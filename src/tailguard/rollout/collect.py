@@ -78,7 +78,9 @@ def collect_steps(
         if not hook({"new_obs": new_obs, "rewards": rewards, "dones": dones, "infos": infos, "n_steps": t + 1}):
             return None
     actions = torch.from_numpy(buffer.actions).to(policy.device)
-    buffer.log_probs[:] = head.log_prob(torch.stack(laws), actions).numpy(force=True)
+    parameters = torch.stack(laws)
+    buffer.log_probs[:] = head.log_prob(parameters, actions).numpy(force=True)
+    buffer.modes[:] = head.mode(parameters).numpy(force=True)
     buffer.last_observations = policy.flat(live.observations).numpy(force=True)
     return raw_observations
 
