@@ -67,7 +67,7 @@ def make_recurrent_ppo(chosen: Preset, seed: int) -> Any:
     config = chosen.config
     return RecurrentPPO(
         "MlpLstmPolicy",
-        oracle_env(chosen.market, chosen.n_envs, seed),
+        oracle_env(chosen.market, chosen.n_envs, seed, config=chosen.env_config),
         learning_rate=lambda remaining: config.learning_rate.at(1.0 - remaining),  # type: ignore[union-attr]
         n_steps=config.n_steps,
         batch_size=config.n_steps * chosen.n_envs // 4,

@@ -78,7 +78,7 @@ class Exam:
 def preset_exam(task: PresetTask, seed: int) -> Exam:
     """A draw of the market that no training sees."""
     market = task.preset.market
-    config = oracle_config(market)
+    config = task.preset.env_config
     bars = market.bars(EXAM_BARS, EXAM_SEED + seed)
     env = TradingVecEnv(bars, market.features(bars), market.feature_names, look_back=market.look_back, config=config)
     constants = market.model_dump_json()

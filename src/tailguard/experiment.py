@@ -106,7 +106,7 @@ class PresetTask:
         }
 
     def env(self, n_envs: int, seed: int) -> VecEnv:
-        return oracle_env(self.preset.market, n_envs, seed)
+        return oracle_env(self.preset.market, n_envs, seed, config=self.preset.env_config)
 
     def validation_env(self, n_envs: int, seed: int) -> VecEnv:
         return self.env(n_envs, seed + VALIDATION_SEED)

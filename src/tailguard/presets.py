@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
 from stable_baselines3.common.type_aliases import MaybeCallback
 
-from tailguard.env import OracleScore, oracle_env, score
+from tailguard.env import EnvConfig, OracleScore, oracle_env, score
+from tailguard.env.oracle import oracle_config
 from tailguard.errors import ConfigError, did_you_mean
 from tailguard.market.oracles import OracleMarket, oracle_market
 from tailguard.ppo import DistributionalPPO, PPOConfig
@@ -25,10 +27,17 @@ class Preset:
     total_timesteps: int
     n_envs: int = 64
     policy_kwargs: dict[str, Any] = field(default_factory=dict)
+    no_trade_band: float = 0.0
+    """Of the account: targets nearer than this to the weight held are not traded."""
+
+    @property
+    def env_config(self) -> EnvConfig:
+        """The environment to train and to examine in."""
+        return oracle_config(self.market, no_trade_band=self.no_trade_band)
 
     def agent(self, seed: int, policy: str = "MlpLstmPolicy") -> DistributionalPPO:
         """A fresh agent in a fresh draw of the market."""
-        env = oracle_env(self.market, self.n_envs, seed)
+        env = oracle_env(self.market, self.n_envs, seed, config=self.env_config)
         return DistributionalPPO(policy, env, config=self.config, policy_kwargs=self.policy_kwargs, seed=seed)
 
     def train(self, seed: int, policy: str = "MlpLstmPolicy", callback: MaybeCallback = None) -> DistributionalPPO:
@@ -37,7 +46,7 @@ class Preset:
 
     def score(self, agent: DistributionalPPO, seed: int) -> OracleScore:
         """Out of sample: a draw of the market that no training seed uses, deterministic actions."""
-        return score(self.market, agent, seed=1_000_000 + seed)
+        return score(self.market, agent, seed=1_000_000 + seed, no_trade_band=self.no_trade_band)
 
 
 def trading_config(**settings: Any) -> PPOConfig:
@@ -69,8 +78,15 @@ def signal(**constants: Any) -> Preset:
 
 
 def noise(**constants: Any) -> Preset:
-    """Nothing to earn: the best is not to trade. The critics take more of the gradient, so less luck is learned."""
-    return Preset("noise", oracle_market("noise", **constants), trading_config(vf_coef=0.5), 800_000)
+    """Nothing to earn: the best is not to trade.
+
+    Prices' own moves are taken out of the advantages, so less luck is learned; what is left of it wishes for weights of
+    a hundredth or two, and the account does not trade such wishes.
+    """
+    config = trading_config(vf_coef=0.5, gae_lambda=0.5, hindsight=True)
+    kwargs = {"log_std_init": -1.5, "log_std_end": -4.0}
+    market = oracle_market("noise", **constants)
+    return Preset("noise", market, config, 800_000, policy_kwargs=kwargs, no_trade_band=0.1)
 
 
 def pairs(**constants: Any) -> Preset:
@@ -81,20 +97,34 @@ def pairs(**constants: Any) -> Preset:
 def crash(alpha: float = 0.05, cvar_limit: float | None = -0.04, **constants: Any) -> Preset:
     """Carry with rare jumps: all in without a limit; with one, about as much as a single jump may cost.
 
-    Returns of neighbouring bars are independent, so short traces serve both streams, and one in alpha episodes says
-    something of the tail, so rollouts are long. The price of the limit starts low: first learn what can be earned.
+    One bar in 500 says something of the tail, so an advantage must not hold anything else: returns of neighbouring bars
+    are independent, so traces are short, prices' own moves are taken out, and where trading is free no value sees the
+    weight held (docs/risk.md). Clipping ratios and norms tightly would cut off the few steps with a jump.
     """
-    limited = {"mode": "episode", "alpha": alpha, "cvar_limit": cvar_limit, "dual_init": 0.3}
+    market = oracle_market("crash", **constants)
+    limited = {
+        "mode": "episode",
+        "alpha": alpha,
+        "cvar_limit": cvar_limit,
+        "gae_lambda": 0.2,
+        "dual_init": 0.5,
+        "window": ceil(50 / alpha),
+    }
     config = trading_config(
         n_steps=125,
         gamma=0.99,
-        gae_lambda=0.5,
+        gae_lambda=0.2,
         vf_coef=0.5,
+        clip_range=0.4,
+        max_grad_norm=2.0,
+        hindsight=True,
         critic={"twin": False, "n_quantiles": 16},
         risk={"mode": "none"} if cvar_limit is None else limited,
     )
-    kwargs = {"memory": "none", "net_arch": [32, 32], "log_std_init": -1.0, "log_std_end": -3.5}
-    return Preset("crash", oracle_market("crash", **constants), config, 3_200_000, n_envs=128, policy_kwargs=kwargs)
+    kwargs: dict[str, Any] = {"memory": "none", "net_arch": [32, 32], "log_std_init": -1.2, "log_std_end": -3.0}
+    if market.cost == 0.0:
+        kwargs["hidden_from_critics"] = [1]  # the weight held
+    return Preset("crash", market, config, 6_400_000, n_envs=128, policy_kwargs=kwargs)
 
 
 PRESETS: dict[str, Callable[[], Preset]] = {

@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from tailguard.env import TradingVecEnv
 from tailguard.env.dataset import Dataset
-from tailguard.env.oracle import env_of, oracle_config
+from tailguard.env.oracle import env_of
 from tailguard.errors import ConfigError
 from tailguard.experiment import DataTask, Experiment, ExperimentConfig, PresetTask, experiment_config
 from tailguard.market import Bars
@@ -119,10 +119,10 @@ def market_of(experiment: Experiment) -> Market | None:
     """The market of a preset or of a user's own bars; other environments have none that we could look into."""
     task = experiment.task
     if isinstance(task, PresetTask):
-        market = task.preset.market
+        market, rules = task.preset.market, task.preset.env_config
 
         def oracle(bars: Bars, n_envs: int, seed: int) -> TradingVecEnv:
-            return env_of(market, bars, oracle_config(market), n_envs, seed=seed)
+            return env_of(market, bars, rules, n_envs, seed=seed)
 
         return Market(market.bars(4_000, 0), oracle)
     if isinstance(task, DataTask):

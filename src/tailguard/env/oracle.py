@@ -17,7 +17,7 @@ from tailguard.market import Bars
 from tailguard.market.oracles import CrashMarket, OracleMarket
 
 
-def oracle_config(market: OracleMarket, episode_length: int | None = None) -> EnvConfig:
+def oracle_config(market: OracleMarket, episode_length: int | None = None, no_trade_band: float = 0.0) -> EnvConfig:
     """The market's cost per unit traded and nothing else; its own episode length where it has one.
 
     The agent sees its weight, which is all of its account that an optimum depends on; where tails matter, also the
@@ -30,7 +30,7 @@ def oracle_config(market: OracleMarket, episode_length: int | None = None) -> En
         episode_length=episode_length or own,
         agent_state=("weight", *tail),
         costs=Costs(fee_bps=market.cost_bps, half_spread_bps=0, slippage_bps=0, impact=0, borrow_bps_per_year=0),
-        account=AccountRules(gross_cap=market.gross_cap),
+        account=AccountRules(gross_cap=market.gross_cap, no_trade_band=no_trade_band),
     )
 
 
@@ -84,11 +84,20 @@ class OracleScore:
 
 
 def score(
-    market: OracleMarket, policy: Policy, *, seed: int = 1, n_paths: int = 64, n_steps: int = 2_000
+    market: OracleMarket,
+    policy: Policy,
+    *,
+    seed: int = 1,
+    n_paths: int = 64,
+    n_steps: int = 2_000,
+    no_trade_band: float = 0.0,
 ) -> OracleScore:
-    """Run `policy` once over n_paths stretches of n_steps bars each, which do not overlap; deterministic actions."""
-    earned = path_rewards(market, policy, seed, n_paths, n_steps)
-    best = path_rewards(market, market.policy(), seed, n_paths, n_steps)
+    """Run `policy` once over n_paths stretches of n_steps bars each, which do not overlap; deterministic actions.
+
+    The band is that of the policy's account; the best policy trades without one.
+    """
+    earned = path_rewards(policy, stretches_env(market, seed, n_paths, n_steps, no_trade_band))
+    best = path_rewards(market.policy(), stretches_env(market, seed, n_paths, n_steps))
     mean, top = float(earned.mean()), float(best.mean())
     fraction = mean / top if top != 0.0 else float("nan")
     # delta method: the ratio of means varies like the mean of (earned - fraction * best) / mean(best)
@@ -104,15 +113,16 @@ def score(
     )
 
 
-def path_rewards(market: OracleMarket, policy: Policy, seed: int, n_paths: int, n_steps: int) -> np.ndarray:
-    """(n_paths,) mean reward per step of stretches that lie one after the other on one draw of the market."""
-    env = stretches_env(market, seed, n_paths, n_steps)
-    rewards: np.ndarray = replay(env, policy, n_steps).reward.mean(axis=0)
+def path_rewards(policy: Policy, env: TradingVecEnv) -> np.ndarray:
+    """(N,) mean reward per step of each environment's stretch."""
+    rewards: np.ndarray = replay(env, policy, env.length).reward.mean(axis=0)
     return rewards
 
 
-def stretches_env(market: OracleMarket, seed: int, n_paths: int, n_steps: int) -> TradingVecEnv:
+def stretches_env(
+    market: OracleMarket, seed: int, n_paths: int, n_steps: int, no_trade_band: float = 0.0
+) -> TradingVecEnv:
     """n_paths environments, the i-th on the i-th stretch of n_steps bars."""
     bars = market.bars(n_paths * (n_steps + 1) + market.look_back, seed)
     starts = market.look_back + np.arange(n_paths) * (n_steps + 1)
-    return env_of(market, bars, oracle_config(market, n_steps), n_paths, starts=starts)
+    return env_of(market, bars, oracle_config(market, n_steps, no_trade_band), n_paths, starts=starts)

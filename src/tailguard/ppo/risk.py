@@ -36,8 +36,8 @@ FRESH_MAX = 0.3
 """Share of a window that counts as fresh at most: one update does not let the policy follow any faster."""
 
 VALUE_LAMBDA = 0.97
-"""Decay of what the risk value learns from, at least: it must see as far as a period reaches. With the short traces that
-advantages use, what happens at a period's end came back one step per update, and never arrived."""
+"""Decay of what the risk value learns from, at least: it must see as far as a period reaches. With the short traces of
+advantages, what happens at a period's end would come back a step or two per update, and never arrive."""
 
 
 class RiskConfig(Config):
