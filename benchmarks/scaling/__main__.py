@@ -79,7 +79,7 @@ def arguments() -> argparse.Namespace:
     keys = [sweep.key for sweep in SWEEPS]
     parser.add_argument("--sweeps", nargs="+", choices=keys, default=keys, help="what to vary (default all)")
     parser.add_argument("--most", type=int, help="leave out larger values")
-    parser.add_argument("--seconds", type=float, default=1.5, help="time per point (default 1.5)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time per point (default 1)")
     parser.add_argument("--updates", type=int, default=1000, help="updates of the leak test (default 1,000)")
     parser.add_argument(
         "--dry", action="store_true", help="print the tables without writing RESULTS.md and the picture"

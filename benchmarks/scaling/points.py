@@ -37,11 +37,9 @@ MIDDLE = Point()
 SWEEPS = (
     Sweep("envs", "environments", "n_envs", (1, 4, 16, 64, 256, 1024, 4096), Point(n_steps=32)),
     Sweep("steps", "steps per rollout", "n_steps", (32, 128, 512, 2048, 8192), Point(n_envs=8)),
-    Sweep("hidden", "width of the LSTM", "hidden", (16, 32, 64, 128, 256, 512), MIDDLE),
+    Sweep("hidden", "width of the LSTM", "hidden", (16, 64, 128, 256, 512), MIDDLE),
     Sweep("quantiles", "quantiles per critic", "quantiles", (21, 51, 101, 201), MIDDLE),
-    Sweep("assets", "assets", "assets", (1, 2, 4, 8, 16, 32), MIDDLE),
+    Sweep("assets", "assets", "assets", (1, 2, 4, 8, 16), MIDDLE),
     Sweep("bars", "bars", "bars", (1_000, 10_000, 100_000, 1_000_000, 10_000_000), MIDDLE),
-    Sweep(
-        "envs-on-many-bars", "environments on 1,000,000 bars", "n_envs", (1, 64, 1024), Point(n_steps=32, bars=10**6)
-    ),
+    Sweep("envs-on-many-bars", "environments on 1,000,000 bars", "n_envs", (1, 1024), Point(n_steps=32, bars=10**6)),
 )
