@@ -11,11 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
 from tailguard.cli import app
-from tailguard.cli.population import table
+from tailguard.cli.population import conclude, table
 from tailguard.errors import ConfigError
 from tailguard.population.driver import Population
 from tailguard.population.history import Finished, ancestry
@@ -55,6 +56,20 @@ def test_a_population_is_not_taken_for_a_run(command: str, tmp_path: Path, monke
     result = CliRunner().invoke(app, [command, "p"])
     assert isinstance(result.exception, ConfigError)
     assert "is a population, not a run. Its best member is the run p-best" in str(result.exception)
+
+
+@pytest.mark.parametrize("kind", ["live", "quiet"])
+def test_the_end_says_what_to_do_next_and_a_population_without_a_best_has_failed(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    population = Population(tiny_population(1), tmp_path / "p", InlineExecutor())
+    with pytest.raises(typer.Exit) as end:
+        conclude(population, tmp_path / "report.html", "p-best", kind)
+    assert end.value.exit_code == 1
+    assert "All members failed" in capsys.readouterr().err
+    population.run()
+    conclude(population, tmp_path / "report.html", "p-best", kind)
+    assert ("`tailguard evaluate p-best`" in capsys.readouterr().out) == (kind == "live")
 
 
 def test_the_report_shows_every_member_every_setting_and_both_pictures(tmp_path: Path) -> None:

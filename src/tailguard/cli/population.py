@@ -46,23 +46,25 @@ def start(
     with working(executor, again), DISPLAYS[kind](population) as shown:
         scheduler = population.run(shown)
     report = write_report(population.folder, config, scheduler)
-    if kind != "quiet":
-        conclude(population, scheduler, report, kind)
+    conclude(population, report, RunFolder(folder.with_name(f"{folder.name}-best")).handle, kind)
     if fail_on_alert:
         exit_on_alerts(RunFolder(folder))
 
 
-def conclude(population: Population, scheduler: PBTScheduler, report: Path, kind: str) -> None:
-    """Say who is best and where things are."""
-    best = scheduler.best
+def conclude(population: Population, report: Path, handle: str, kind: str) -> None:
+    """Say who is best, where things are and what to do next; a population without a best has failed."""
+    best, run = population.scheduler.best, population.best_run
     if best is None:
         typer.echo(f"All members failed; see {population.folder / 'logs'} and {population.journal.path}.", err=True)
         raise typer.Exit(1)
-    typer.echo(
-        f"member {best.index} is best with {best.score:.4g}; as a run it is in {population.best_run.path}",
-        err=kind == "json",
-    )
-    typer.echo(f"report in {report}", err=kind == "json")
+    if kind == "quiet":
+        return
+    for line in (
+        f"member {best.index} is best with {best.score:.4g}; as a run it is in {run.path}",
+        f"examine it with `tailguard evaluate {handle}`",
+        f"report in {report}",
+    ):
+        typer.echo(line, err=kind == "json")
 
 
 def begun_in(run: str) -> Path | None:
