@@ -21,6 +21,7 @@ from tailguard.env.rewards import log_growth
 from tailguard.env.tape import tape_of
 from tailguard.errors import ConfigError, NonFiniteError, StateError
 from tailguard.market import Bars
+from tailguard.market.features import CLOCKS
 from tailguard.stateful import require_keys
 
 Infos = list[dict[str, Any]]
@@ -158,6 +159,12 @@ class TradingVecEnv(VecEnv):
     def t(self) -> Ints:
         """(N,) current bar of each environment."""
         return self._t
+
+    @property
+    def attackable(self) -> npt.NDArray[np.float64]:
+        """(D,) 1 for what is computed from prices and volumes; 0 for the clock and for the account, which are known."""
+        seen = [float(name not in CLOCKS) for _ in self.bars.symbols for name in self.feature_names]
+        return np.array(seen + [0.0] * (self.layout.size - len(seen)))
 
     def observe(self) -> Observation:
         """(N, D) what the agents see now; `reset` and `step` return the same."""

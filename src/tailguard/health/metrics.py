@@ -53,6 +53,11 @@ STD_DRIFT = Metric("debug/vecnormalize_std_drift", "Largest relative move of an 
 QUANTILE_CROSSING = Metric("train/quantile_crossing", "Share of neighbouring quantiles in the wrong order.")
 
 RISK_VALUE_LOSS = Metric("train/risk_value_loss", "Halved squared error of the risk value, in its own units.")
+ADVERSARY_EPSILON = Metric("adversary/epsilon", "Size of the adversary's perturbations in this update.")
+ADVERSARY_DIVERGENCE = Metric(
+    "adversary/divergence",
+    "KL between the policy's action laws on clean and on attacked observations, mean over batches.",
+)
 PERIOD_MEAN = Metric("risk/period_mean", "Mean return of the recent risk periods.")
 PERIOD_CVAR = Metric("risk/period_cvar", "Empirical CVaR of the recent risk periods' returns: what a limit is about.")
 THRESHOLD = Metric("risk/threshold", "nu: the alpha-quantile of the recent risk periods' returns.")

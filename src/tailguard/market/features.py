@@ -193,16 +193,15 @@ _KINDS: Mapping[str, Callable[[int], Feature]] = {
     "range_position": range_position,
     "volume_ratio": volume_ratio,
 }
-_FIXED: Mapping[str, Feature] = {
-    feature.name: feature
-    for feature in (
-        body(),
-        clock("day_sin", 24, np.sin, "sine of the time of day"),
-        clock("day_cos", 24, np.cos, "cosine of the time of day"),
-        clock("week_sin", 168, np.sin, "sine of the time of week"),
-        clock("week_cos", 168, np.cos, "cosine of the time of week"),
-    )
-}
+_CLOCKS = (
+    clock("day_sin", 24, np.sin, "sine of the time of day"),
+    clock("day_cos", 24, np.cos, "cosine of the time of day"),
+    clock("week_sin", 168, np.sin, "sine of the time of week"),
+    clock("week_cos", 168, np.cos, "cosine of the time of week"),
+)
+CLOCKS = tuple(feature.name for feature in _CLOCKS)
+"""Features that depend on the time alone: nobody can move them."""
+_FIXED: Mapping[str, Feature] = {feature.name: feature for feature in (body(), *_CLOCKS)}
 
 
 def feature(name: str) -> Feature:

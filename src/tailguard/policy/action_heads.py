@@ -52,6 +52,10 @@ class ActionHead(nn.Module):
         """Entropy (...)."""
         raise NotImplementedError
 
+    def divergence(self, from_: Tensor, to: Tensor, detach_spread: bool = False) -> Tensor:
+        """KL(from || to) (...) of two action laws, exact; no gradient reaches a spread that is detached."""
+        raise NotImplementedError
+
     def to_env(self, action: Tensor) -> NDArray[Any]:
         """What the environment takes, (N, ...) as numpy."""
         raise NotImplementedError
@@ -110,6 +114,15 @@ class GaussianHead(ActionHead):
             entropy = entropy + at_nodes @ self.node_weights  # quadrature of the change of variable
         return entropy.sum(-1)
 
+    def divergence(self, from_: Tensor, to: Tensor, detach_spread: bool = False) -> Tensor:
+        """Of the Gaussians: squashing both by the same function changes nothing."""
+        (mean, log_std), (other, other_log_std) = from_.chunk(2, -1), to.chunk(2, -1)
+        if detach_spread:
+            log_std, other_log_std = log_std.detach(), other_log_std.detach()
+        gap = log_std - other_log_std
+        apart = 0.5 * ((mean - other) * (-other_log_std).exp()).square()
+        return (0.5 * ((2.0 * gap).exp() - 1.0) - gap + apart).sum(-1)
+
     def to_env(self, action: Tensor) -> NDArray[Any]:
         unit = action.numpy(force=True).astype(np.float64)
         unit = np.tanh(unit) if self.bounds == "squash" else unit.clip(-1.0, 1.0)
@@ -162,6 +175,9 @@ class CategoricalHead(ActionHead):
         logs = self.by_choice(parameters)
         return -(logs.exp() * logs).sum((-1, -2))
 
+    def divergence(self, from_: Tensor, to: Tensor, detach_spread: bool = False) -> Tensor:
+        return (from_.exp() * (from_ - to)).sum(-1)
+
     def to_env(self, action: Tensor) -> NDArray[Any]:
         chosen = action.numpy(force=True).astype(np.int64)
         if isinstance(self.space, spaces.Discrete):
@@ -193,6 +209,10 @@ class BernoulliHead(ActionHead):
 
     def entropy(self, parameters: Tensor) -> Tensor:
         return (functional.softplus(parameters) - parameters * parameters.sigmoid()).sum(-1)
+
+    def divergence(self, from_: Tensor, to: Tensor, detach_spread: bool = False) -> Tensor:
+        on = from_.sigmoid() * (from_ - to)
+        return (on + functional.softplus(to) - functional.softplus(from_)).sum(-1)
 
     def to_env(self, action: Tensor) -> NDArray[Any]:
         return action.numpy(force=True).astype(np.int8).reshape(-1, *self.space.shape)

@@ -236,6 +236,8 @@ class LSTMLayer(torch.autograd.Function):
             upstream[0].clone(memory_format=torch.contiguous_format).numpy(),
         )
         d_gates = gates.view(-1, 4 * n_units)
-        d_weight = d_gates.t() @ joined.flatten(0, 1)  # (4H, K)
         d_input = (d_gates @ w_input).view(*before.shape[:2], -1) if ctx.needs_input_grad[0] else None
+        if not any(ctx.needs_input_grad[3:6]):  # an attack asks for the gradient of its input alone
+            return d_input, None, None, None, None, None, None
+        d_weight = d_gates.t() @ joined.flatten(0, 1)  # (4H, K)
         return d_input, None, None, d_weight[:, n_units:-1], d_weight[:, :n_units], d_weight[:, -1], None

@@ -13,6 +13,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
+from tailguard.adversary import make_adversary
 from tailguard.errors import ConfigError, StateError
 from tailguard.health import metrics
 from tailguard.health.alerts import AlertMonitor
@@ -113,7 +114,8 @@ class DistributionalPPO(BundledAlgorithm):
             self.config.critic,
             with_risk_value=self.config.risk.has_value,
         ).to(self.device)
-        self.learner = Learner(self.policy, self.config, self.randomness.noise)
+        self.adversary = make_adversary(self.config.adversary, self.policy.obs_features, self.randomness.adversary)
+        self.learner = Learner(self.policy, self.config, self.randomness.noise, self.adversary)
         self.policy.optimizer = self.learner.optimizer  # where SB3's users look for it
         self.return_scale = ReturnScale(self.config.return_scale)
         self.risk = make_risk(self.config.risk, self.config.critic)
@@ -156,6 +158,8 @@ class DistributionalPPO(BundledAlgorithm):
             prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         if resets or self.live is None:
             self.start_live()
+        n_updates = self._total_timesteps // (self.config.n_steps * self.n_envs)
+        self.adversary.begin(n_updates, reset_num_timesteps, self.env)
         return prepared
 
     def learn(
@@ -231,6 +235,7 @@ class DistributionalPPO(BundledAlgorithm):
         """One update on the rollout just collected (docs/algorithm.md, Algorithm 1)."""
         self.policy.set_training_mode(True)
         now = self.knobs()
+        self.adversary.face(self.observation_space, self.obs_stats)
         self.move_return_scale()
         sequences = self.sequences()
         training, reserved = reserve(sequences.n_sequences, self.config.ev_reserve, self.randomness.batches)
@@ -317,6 +322,7 @@ class DistributionalPPO(BundledAlgorithm):
             self.kl_penalty.update(kl)
         progress = 1.0 - self._current_progress_remaining
         self.meter.add(self.risk.update(progress))
+        self.meter.add(self.adversary.update())
         self.policy.narrow(progress)
         self.meter.add(
             {
@@ -371,4 +377,5 @@ class DistributionalPPO(BundledAlgorithm):
             "randomness": self.randomness,
             "progress": Progress(self),
             "episodes": EpisodeWindow(self),
+            **self.adversary.parts(),
         }

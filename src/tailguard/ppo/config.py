@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_serializer, model_validator
 
+from tailguard.adversary import AdversaryConfig
 from tailguard.configuration import Config, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from tailguard.errors import ConfigError
 from tailguard.normalization import ReturnScaleConfig
@@ -56,6 +57,8 @@ class PPOConfig(Config):
     """The critics."""
     risk: RiskConfig = RiskConfig()
     """How the tail of the return enters the policy's objective."""
+    adversary: AdversaryConfig | None = None
+    """Who moves the observations while the policy learns; None: nobody."""
     return_scale: ReturnScaleConfig = ReturnScaleConfig()
     """The critics' unit."""
     optimizer: Literal["adam", "adamw", "upgd", "adaptive_upgd", "upgdw"] = "adam"

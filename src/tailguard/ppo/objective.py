@@ -13,9 +13,12 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from tailguard.adversary import Adversary, Scene
 from tailguard.losses import clipped_surrogate, kl_estimate, masked_mean
 from tailguard.policy import Layout, RecurrentPolicy
 from tailguard.rollout import SequenceBatch
+
+NOBODY = Adversary()
 
 
 @dataclass(frozen=True)
@@ -54,15 +57,23 @@ class CriticLoss(NamedTuple):
         return self.value + self.risk_value
 
 
-def actor_losses(policy: RecurrentPolicy, batch: SequenceBatch, layout: Layout, now: Knobs) -> ActorLosses:
-    """Surrogate, entropy bonus and KL penalty."""
-    parameters = policy.action_parameters(batch.observations, layout, batch.actor_state)
+def actor_losses(
+    policy: RecurrentPolicy, batch: SequenceBatch, layout: Layout, now: Knobs, adversary: Adversary = NOBODY
+) -> ActorLosses:
+    """Surrogate, entropy bonus, KL penalty, and what the adversary adds.
+
+    How far the policy moved is measured where it is shown what it acted on: an attack is not a step of the policy.
+    """
+    scene = Scene(batch.observations, layout, batch.actor_state, batch.valid)
+    shown, clean = adversary.perturb(policy, scene)
+    parameters = policy.action_parameters(shown, layout, batch.actor_state)
     log_ratio = policy.action_head.log_prob(parameters, batch.actions) - batch.log_probs
     surrogate = masked_mean(clipped_surrogate(log_ratio, batch.advantages, now.clip_range), batch.valid)
     entropy = masked_mean(policy.action_head.entropy(parameters), batch.valid)
-    kl = masked_mean(kl_estimate(log_ratio), batch.valid)
+    kl = masked_mean(kl_estimate(log_ratio), clean)
     total = surrogate - now.ent_coef * entropy + now.kl_beta * kl
-    watched = ratio_figures(log_ratio.detach(), batch.valid, now.clip_range)
+    total = adversary.harden(total, policy, scene, parameters)
+    watched = ratio_figures(log_ratio.detach(), clean, now.clip_range)
     return ActorLosses(total, surrogate.detach(), entropy.detach(), kl.detach(), *watched)
 
 

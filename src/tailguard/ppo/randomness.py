@@ -12,13 +12,14 @@ from tailguard.stateful import require_keys
 
 
 class Randomness:
-    """Independent generators for actions, minibatches, critic targets and an optimizer's noise."""
+    """Independent generators for actions, minibatches, critic targets, an optimizer's noise and an adversary."""
 
     def __init__(self, seed: int | None) -> None:
         self.root = int(np.random.SeedSequence().entropy) % 2**31 if seed is None else int(seed)  # type: ignore[arg-type]
-        actions, batches, targets, noise = np.random.SeedSequence(self.root).spawn(4)
+        actions, batches, targets, noise, adversary = np.random.SeedSequence(self.root).spawn(5)
         self.actions = torch_generator(actions)
         self.noise = torch_generator(noise)  # lives in the optimizer, which saves it
+        self.adversary = torch_generator(adversary)  # lives in the adversary, which saves it
         self.batches = np.random.default_rng(batches)
         self.targets = np.random.default_rng(targets)
 

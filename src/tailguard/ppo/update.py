@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tailguard.adversary import Adversary
 from tailguard.errors import ConfigError, TrainingDivergedError
 from tailguard.health import metrics
 from tailguard.health.metrics import Metric
@@ -75,8 +76,10 @@ class SkippedSteps:
 class Learner:
     """Parameters, optimizer and what goes with a step."""
 
-    def __init__(self, policy: RecurrentPolicy, config: PPOConfig, noise: torch.Generator) -> None:
-        self.policy, self.config = policy, config
+    def __init__(
+        self, policy: RecurrentPolicy, config: PPOConfig, noise: torch.Generator, adversary: Adversary
+    ) -> None:
+        self.policy, self.config, self.adversary = policy, config, adversary
         self.vector = ParameterVector(policy)
         self.optimizer = make_optimizer(config, self.vector, noise)
         vgs = config.vgs or VGSConfig(enabled=False)  # it always measures
@@ -105,7 +108,7 @@ class Learner:
         layout = batch.layout()
 
         def actor() -> ActorLosses:
-            losses = actor_losses(self.policy, batch, layout, now)
+            losses = actor_losses(self.policy, batch, layout, now, self.adversary)
             (losses.total * share).backward()  # type: ignore[no-untyped-call]
             return losses
 
