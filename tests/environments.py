@@ -124,7 +124,48 @@ class Identity(gym.Env[Any, Any]):
         return self.show(), reward, False, self.clock >= self.length, {}
 
 
-class Sizing(VecEnv):
+class OneShot(VecEnv):
+    """The part of SB3's interface that environments of one object share."""
+
+    def close(self) -> None:
+        pass
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        return [getattr(self, attr_name, None)] * self.num_envs
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        setattr(self, attr_name, value)
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        return [getattr(self, method_name)(*args, **kwargs)] * self.num_envs
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        return [False] * self.num_envs
+
+
+class Cliff(OneShot):
+    """A bandit: s ~ U(-1, 1), reward -(a - tanh(25 s))^2. Who may be lied to by 0.2 must not be steep at zero."""
+
+    def __init__(self, n_envs: int, seed: int) -> None:
+        super().__init__(n_envs, spaces.Box(-1.0, 1.0, (1,), np.float32), spaces.Box(-1.0, 1.0, (1,), np.float32))
+        self.rng = np.random.default_rng(seed)
+
+    def has_attr(self, attr_name: str) -> bool:
+        return hasattr(self, attr_name)
+
+    def reset(self) -> Any:
+        self.state = self.rng.uniform(-1.0, 1.0, (self.num_envs, 1)).astype(np.float32)
+        return self.state
+
+    def step_async(self, actions: Any) -> None:
+        self.rewards = -((np.asarray(actions, np.float64) - np.tanh(25.0 * self.state))[:, 0] ** 2)
+
+    def step_wait(self) -> Any:
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        return self.reset(), self.rewards, np.ones(self.num_envs, np.bool_), infos
+
+
+class Sizing(OneShot):
     """Each of `length` steps earns a X - a^2 / 2 with X ~ N(mean, std^2) and 0 <= a <= most; only time is seen."""
 
     def __init__(
@@ -151,21 +192,6 @@ class Sizing(VecEnv):
         obs = self.reset() if over else self.time()
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         return obs, rewards, np.full(self.num_envs, over), infos
-
-    def close(self) -> None:
-        pass
-
-    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        return [getattr(self, attr_name, None)] * self.num_envs
-
-    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        setattr(self, attr_name, value)
-
-    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-        return [getattr(self, method_name)(*args, **kwargs)] * self.num_envs
-
-    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
-        return [False] * self.num_envs
 
 
 def vectorized(make: Any, n_envs: int, seed: int = 0) -> VecEnv:

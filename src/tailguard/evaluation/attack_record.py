@@ -1,0 +1,85 @@
+"""What `tailguard attack` found, as a report reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tailguard.errors import DataError
+
+FORMAT = 1
+FILE = "attack.json"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One attack at one size."""
+
+    epsilon: float
+    mean_return: float
+    cvar: float
+    change: float
+    """Mean |change of the action| per step and dimension."""
+    by_seed: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One attack at all sizes, the first of which is 0."""
+
+    name: str
+    unit: str
+    meaning: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A proven bound on the change of the deterministic action; everything else here was only tried."""
+
+    epsilon: float
+    n_steps: int
+    mean: float
+    largest: float
+    range: float
+    """Width of the action space: a bound as large says nothing."""
+
+
+@dataclass(frozen=True)
+class AttackRecord:
+    """All of it."""
+
+    alpha: float
+    seeds: int
+    episodes: int
+    curves: tuple[Curve, ...]
+    bounds: tuple[Bound, ...] = ()
+
+    @property
+    def strongest(self) -> Mapping[str, tuple[str, Point]]:
+        """Per unit: the attack that left the least at its largest size."""
+        found: dict[str, tuple[str, Point]] = {}
+        for curve in self.curves:
+            last = curve.points[-1]
+            if curve.unit not in found or last.mean_return < found[curve.unit][1].mean_return:
+                found[curve.unit] = curve.name, last
+        return found
+
+
+def read_record(folder: Path) -> AttackRecord | None:
+    """What is in a run's evaluation folder; None when nobody attacked the run."""
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if said.pop("format", None) != FORMAT:
+        raise DataError(f"{path} was written by another version. Run `tailguard attack` again.")
+    curves = [
+        Curve(**{**curve, "points": tuple(Point(**{**p, "by_seed": tuple(p["by_seed"])}) for p in curve["points"])})
+        for curve in said["curves"]
+    ]
+    bounds = tuple(Bound(**bound) for bound in said["bounds"])
+    return AttackRecord(**{**said, "curves": tuple(curves), "bounds": bounds})

@@ -1,0 +1,124 @@
+"""The attack bench: return, CVaR and change of the action against the size of the perturbation, for each attack.
+
+bench = attack_agent(load, AttackConfig())       # load(seed) gives the agent in an environment of its own
+bench.to_json()
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tailguard.adversary.interval import action_change_bound, has_bounds
+from tailguard.configuration import Config, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
+from tailguard.errors import ConfigError
+from tailguard.evaluation.attack_record import FORMAT, AttackRecord, Bound, Curve, Point
+from tailguard.ppo import DistributionalPPO
+from tailguard.robustness.attacks import Attack, attack_named, ball_around, make_attack, nobody
+from tailguard.robustness.play import Moment, Played, Victim, play
+from tailguard.robustness.prices import Features
+
+Load = Callable[[int], DistributionalPPO]
+"""From a seed to the agent in fresh episodes of that seed."""
+Say = Callable[[str], object]
+
+BOUND_STEPS = 64
+"""Steps of the unharmed path at which the bound is proven."""
+
+
+class AttackConfig(Config):
+    """What is tried."""
+
+    attacks: tuple[str, ...] = ("random", "critic", "mad")
+    """By name."""
+    epsilons: tuple[NonNegativeFloat, ...] = (0.05, 0.1, 0.2)
+    """Sizes of attacks on observations, in units of what the policy sees."""
+    bps: tuple[NonNegativeFloat, ...] = (1.0, 5.0, 20.0)
+    """Sizes of attacks on prices."""
+    seeds: PositiveInt = 3
+    """Draws of episodes, each attacked by itself."""
+    first_seed: NonNegativeInt = 0
+    episodes: PositiveInt = 32
+    """Per attack, size and seed."""
+    alpha: Fraction = 0.05
+    """Tail share of CVaR over episodes."""
+    steps: PositiveInt = 65_536
+    """That a learned attacker is trained for, per size and seed."""
+
+
+def attack_agent(
+    load: Load, config: AttackConfig, features: Features | None = None, say: Say = lambda text: None
+) -> AttackRecord:
+    """Every attack at every size on every seed. `features` computes what a market agent is shown from bars."""
+    attacks = [attack_named(name) for name in config.attacks]
+    if not attacks:
+        raise ConfigError("No attack is named. Give at least one, such as mad.")
+    seeds = range(config.first_seed, config.first_seed + config.seeds)
+    clean = point_of(0.0, [play(load(seed), nobody, config.episodes, seed) for seed in seeds], config.alpha)
+    say("nobody")
+    curves = [
+        Curve(each.name, each.unit, each.meaning, (clean, *points_of(each, load, config, features, say)))
+        for each in attacks
+    ]
+    bounds = bounds_of(load(config.first_seed), config)
+    return AttackRecord(config.alpha, config.seeds, config.episodes, tuple(curves), bounds)
+
+
+def points_of(attack: Attack, load: Load, config: AttackConfig, features: Features | None, say: Say) -> Iterator[Point]:
+    """One attack at every size."""
+    options: dict[str, Any] = {"steps": config.steps} if attack.learned else {}
+    options |= {"features": features} if attack.of_prices else {}
+    for size in sorted(set(config.bps if attack.of_prices else config.epsilons) - {0.0}):
+        played = []
+        for seed in range(config.first_seed, config.first_seed + config.seeds):
+            agent = load(seed)
+            attacker = make_attack(attack.name, agent, size, seed, **options)
+            played.append(play(agent, attacker, config.episodes, seed))
+            say(f"{attack.name} {size:g}")
+        yield point_of(size, played, config.alpha)
+
+
+def point_of(size: float, played: list[Played], alpha: float) -> Point:
+    """Figures over all seeds, and the mean return of each."""
+    returns = np.concatenate([one.returns for one in played])
+    return Point(
+        epsilon=size,
+        mean_return=float(returns.mean()),
+        cvar=float(np.mean([one.cvar(alpha) for one in played])),
+        change=float(np.mean([one.change for one in played])),
+        by_seed=tuple(float(one.returns.mean()) for one in played),
+    )
+
+
+def bounds_of(agent: DistributionalPPO, config: AttackConfig) -> tuple[Bound, ...]:
+    """Proven at small sizes, where a bound still says something; none where the policy has no such bound."""
+    smallest = min((size for size in config.epsilons if size > 0.0), default=0.05)
+    if not has_bounds(agent.policy):
+        return ()
+    return tuple(bound_of(agent, share * smallest, config.first_seed) for share in (0.01, 0.1, 1.0))
+
+
+def bound_of(agent: DistributionalPPO, size: float, seed: int) -> Bound:
+    """How far any perturbation of every observation since an episode's start can move the action: proven."""
+    victim = Victim(agent)
+    victim.env.seed(seed)
+    victim.reset()
+    path: list[Moment] = []
+    for _ in range(BOUND_STEPS):
+        moment = victim.moment()
+        path.append(moment)
+        victim.step(moment, moment.observations)
+    radius = ball_around(agent, size).sizes
+    change, width = action_change_bound(agent.policy, [m.observations for m in path], [m.starts for m in path], radius)
+    return Bound(size, BOUND_STEPS, float(np.mean(change)), float(np.max(change)), width)
+
+
+def write_record(record: AttackRecord, path: Path) -> None:
+    """As JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"format": FORMAT, **asdict(record)}, indent=1), encoding="utf-8")
