@@ -135,11 +135,16 @@ def layered(layers: nn.Sequential, x: Interval) -> Interval:
 
 @torch.no_grad()
 def action_bounds(
-    policy: RecurrentPolicy, observations: list[Tensor], starts: list[NDArray[np.bool_]], radius: Tensor
+    policy: RecurrentPolicy,
+    observations: list[Tensor],
+    starts: list[NDArray[np.bool_]],
+    radius: Tensor,
+    always: bool = True,
 ) -> list[Interval]:
-    """Per step: bounds (N, A) of the action in units of the action space, when every observation moved by <= radius.
+    """Per step: bounds (N, A) of the action in units of the action space, when observations moved by <= radius.
 
     observations: (N, F) per step, the truth;  starts: (N,) per step;  radius: (F,)
+    always:       every observation since the episode's start may have moved, not only the present one
     """
     head = policy.action_head
     if not isinstance(head, GaussianHead):
@@ -148,18 +153,23 @@ def action_bounds(
     for seen, start in zip(observations, starts, strict=True):
         keep = torch.from_numpy(~start).float().unsqueeze(-1)
         state = MemoryInterval([part.kept(keep) for part in state.hidden], [part.kept(keep) for part in state.cell])
-        features, state = remembered(policy.actor.memory, Interval(seen - radius, seen + radius), state)
+        features, after = remembered(policy.actor.memory, Interval(seen - radius, seen + radius), state)
+        state = after if always else remembered(policy.actor.memory, Interval(seen, seen), state)[1]
         mean = layered(policy.actor.layers, features).linear(head.mean.weight, head.mean.bias)
         found.append(Interval(*(torch.from_numpy(head.to_env(end).reshape(len(seen), -1)) for end in mean)))
     return found
 
 
 def action_change_bound(
-    policy: RecurrentPolicy, observations: list[Tensor], starts: list[NDArray[np.bool_]], radius: Tensor
+    policy: RecurrentPolicy,
+    observations: list[Tensor],
+    starts: list[NDArray[np.bool_]],
+    radius: Tensor,
+    always: bool = True,
 ) -> tuple[Floats, float]:
     """(S, N) the furthest that any action can be from the unharmed one, and the width of the action space."""
     exact = action_bounds(policy, observations, starts, torch.zeros_like(radius))
-    bounds = action_bounds(policy, observations, starts, radius)
+    bounds = action_bounds(policy, observations, starts, radius, always)
     furthest = [
         torch.maximum(wide.high - true.low, true.high - wide.low).amax(-1).numpy()
         for wide, true in zip(bounds, exact, strict=True)

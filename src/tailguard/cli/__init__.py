@@ -275,6 +275,33 @@ def population(
     start(config, set_ or [], run, workers, ray, kind, dry_run, fail_on_alert)
 
 
+@app.command()
+def attack(
+    run: Annotated[str, typer.Argument(help="Name of the folder under runs/, or a path.")],
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(help="random, critic, mad, learned, price-random, price, price-learned; may be repeated."),
+    ] = None,
+    epsilon: Annotated[str | None, typer.Option(help="Sizes in units of what the policy sees: 0.05,0.1,0.2.")] = None,
+    bps: Annotated[str | None, typer.Option(help="Sizes of price attacks in basis points: 1,5,20.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Draws of episodes, each attacked by itself.")] = None,
+    episodes: Annotated[int | None, typer.Option(help="Episodes per attack, size and seed.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps that a learned attacker is trained for.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print the result as one JSON line.")] = False,
+) -> None:
+    """Attack the newest agent of a run: return, CVaR and change of its actions against the size of the lie.
+
+    Example: tailguard attack first --attack mad --attack price --epsilon 0.05,0.1 --bps 5
+    """
+    from tailguard.cli.attack import attack_config, numbers, start
+
+    sizes = {
+        "epsilons": numbers(epsilon, "--epsilon") if epsilon is not None else None,
+        "bps": numbers(bps, "--bps") if bps is not None else None,
+    }
+    start(run, attack_config(run, attack or [], **sizes, seeds=seeds, episodes=episodes, steps=steps), json_)
+
+
 def main() -> None:
     """Entry point: turns errors that a user can act on into one line and exit code 2."""
     warnings.formatwarning = lambda message, *_, **__: f"tailguard: {message}\n"

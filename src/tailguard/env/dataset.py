@@ -128,6 +128,13 @@ class Dataset:
         """Episodes at random places of validation, to choose among agents."""
         return self._episodes("validation", n_envs, seed)
 
+    def test_env(self, n_envs: int, seed: int) -> TradingVecEnv:
+        """Episodes at random places of test, of which one must fit."""
+        length = min(self.config.episode_length, len(self.segment("test")))
+        return Dataset.of(self.config.replace(episode_length=length), self.bars, self.scaler, self.split)._episodes(
+            "test", n_envs, seed
+        )
+
     def _episodes(self, part: Part, n_envs: int, seed: int) -> TradingVecEnv:
         segment = self.segment(part)
         config = EnvConfig(

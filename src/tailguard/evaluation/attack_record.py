@@ -41,11 +41,24 @@ class Bound:
     """A proven bound on the change of the deterministic action; everything else here was only tried."""
 
     epsilon: float
+    always: bool
+    """Whether every observation since an episode's start may have moved, or only the present one."""
     n_steps: int
     mean: float
     largest: float
     range: float
     """Width of the action space: a bound as large says nothing."""
+
+    @property
+    def words(self) -> str | None:
+        """The bound as a sentence; None when it says nothing."""
+        if self.largest >= self.range:
+            return None
+        moved = "every observation since an episode's start" if self.always else "the present observation alone"
+        return (
+            f"moving {moved} by {self.epsilon:g} or less changes no action by more than {self.largest:.3g} on the "
+            f"{self.n_steps} steps examined (interval propagation; the action space is {self.range:g} wide)"
+        )
 
 
 @dataclass(frozen=True)

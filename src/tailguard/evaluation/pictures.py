@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from tailguard.evaluation import charts, measures
 from tailguard.evaluation.assessment import Assessment
+from tailguard.evaluation.attack_record import AttackRecord
 from tailguard.evaluation.backtest import Backtest
 from tailguard.evaluation.charts import Line
 from tailguard.evaluation.definitions import ALPHA, percent
@@ -189,6 +190,29 @@ def _over_time(key: str, title: str, own: Backtest, lines: Sequence[Line], readi
     spread = ", ".join(f"{line.label} from {line.y.min():.2f} to {line.y.max():.2f}" for line in lines)
     svg = charts.time_chart(title, f"{spread}.", own.ts, lines, lambda v: f"{v:.0%}", height=190)
     return Chart(key, title, svg, legend(lines) if len(lines) > 1 else (), reading)
+
+
+def attack_charts(record: AttackRecord | None) -> list[Chart]:
+    """What is left of an episode's return against the size of the perturbation, one chart per unit."""
+    found: list[Chart] = []
+    units = {"normalized": "Attacks on what the policy sees", "bps": "Attacks on prices"}
+    for unit, title in units.items():
+        curves = [curve for curve in (record.curves if record else ()) if curve.unit == unit and len(curve.points) > 1]
+        if not curves:
+            continue
+        sizes = np.array([point.epsilon for point in curves[0].points])
+        lines = [
+            Line(curve.name, np.array([point.mean_return for point in curve.points]), f"s{i + 1}")
+            for i, curve in enumerate(curves)
+        ]
+        left = ", ".join(f"{line.label} {line.y[-1]:.3g}" for line in lines)
+        said = f"From {lines[0].y[0]:.3g} without an attack to {left} at {sizes[-1]:g}."
+        svg = charts.curve_chart(title, said, sizes, lines, lambda v: f"{v:.3g}", lambda v: f"{v:g}")
+        words = "basis points" if unit == "bps" else "units of the observations the policy sees"
+        found.append(
+            Chart(f"attacks-{unit}", title, svg, legend(lines), f"Return of an episode against the size in {words}.")
+        )
+    return found
 
 
 HEALTH = (

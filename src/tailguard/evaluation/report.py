@@ -22,6 +22,7 @@ from tailguard.evaluation.definitions import (
     ratio,
 )
 from tailguard.evaluation.pictures import (
+    attack_charts,
     behaviour_charts,
     cost_charts,
     health_charts,
@@ -83,6 +84,9 @@ def render(assessment: Assessment, training: TrainingRecord | None = None) -> st
         cost_settings=[(name, f"{value:g}") for name, value in assessment.costs.model_dump().items()],
         behaviour=behaviour_charts(assessment),
         behaviour_figures=behaviour_figures(own),
+        attacks=attack_charts(training.attacks),
+        attack_rows=attack_rows(training),
+        bounds=bound_words(training),
         health=health_charts(training),
         alerts=alert_rows(training),
         n_updates=len(training.rows),
@@ -91,6 +95,27 @@ def render(assessment: Assessment, training: TrainingRecord | None = None) -> st
         definitions=DEFINITIONS,
         further=FURTHER,
     )
+
+
+def attack_rows(training: TrainingRecord) -> list[tuple[str, ...]]:
+    """Attack, size, return, CVaR and change of the action, one row per size."""
+    if training.attacks is None:
+        return []
+    return [
+        (
+            f"{curve.name}: {curve.meaning}",
+            f"{point.epsilon:g}{' bps' if curve.unit == 'bps' else ''}",
+            *(f"{figure:.4g}" for figure in (point.mean_return, point.cvar, point.change)),
+        )
+        for curve in training.attacks.curves
+        for point in curve.points
+    ]
+
+
+def bound_words(training: TrainingRecord) -> list[str]:
+    """What is proven; a bound as wide as the action space says nothing and is left out."""
+    bounds = training.attacks.bounds if training.attacks else ()
+    return [bound.words for bound in bounds if bound.words is not None]
 
 
 def tiles(assessment: Assessment, matched: Backtest) -> list[Tile]:

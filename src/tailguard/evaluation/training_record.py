@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tailguard.evaluation import measures
+from tailguard.evaluation.attack_record import AttackRecord, read_record
 
 Array = npt.NDArray[np.float64]
 
@@ -44,11 +45,14 @@ class TrainingRecord:
     rows: tuple[Mapping[str, Any], ...] = ()
     alerts: tuple[Mapping[str, Any], ...] = ()
     promise: RiskPromise | None = None
+    attacks: AttackRecord | None = None
+    """What attacks on the trained agent left of it, where somebody tried."""
 
     @classmethod
     def read(cls, folder: Path, promise: RiskPromise | None = None) -> TrainingRecord:
-        """From `metrics.jsonl` and `alerts.jsonl`; what is not there is empty."""
-        return cls(tuple(json_lines(folder / "metrics.jsonl")), tuple(json_lines(folder / "alerts.jsonl")), promise)
+        """From `metrics.jsonl`, `alerts.jsonl` and `attack.json`; what is not there is empty."""
+        rows, alerts = (tuple(json_lines(folder / f"{name}.jsonl")) for name in ("metrics", "alerts"))
+        return cls(rows, alerts, promise, read_record(folder))
 
     def series(self, name: str) -> tuple[Array, Array]:
         """Steps and values of a metric, where it was logged."""

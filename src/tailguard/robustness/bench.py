@@ -100,22 +100,30 @@ def bounds_of(agent: DistributionalPPO, config: AttackConfig) -> tuple[Bound, ..
     smallest = min((size for size in config.epsilons if size > 0.0), default=0.05)
     if not has_bounds(agent.policy):
         return ()
-    return tuple(bound_of(agent, share * smallest, config.first_seed) for share in (0.01, 0.1, 1.0))
+    path = clean_path(agent, config.first_seed)
+    return tuple(
+        bound_of(agent, path, share * smallest, always) for always in (False, True) for share in (0.01, 0.1, 1.0)
+    )
 
 
-def bound_of(agent: DistributionalPPO, size: float, seed: int) -> Bound:
-    """How far any perturbation of every observation since an episode's start can move the action: proven."""
+def clean_path(agent: DistributionalPPO, seed: int) -> list[Moment]:
+    """The first steps of unharmed episodes."""
     victim = Victim(agent)
     victim.env.seed(seed)
     victim.reset()
-    path: list[Moment] = []
+    path = []
     for _ in range(BOUND_STEPS):
-        moment = victim.moment()
-        path.append(moment)
-        victim.step(moment, moment.observations)
+        path.append(victim.moment())
+        victim.step(path[-1], path[-1].observations)
+    return path
+
+
+def bound_of(agent: DistributionalPPO, path: list[Moment], size: float, always: bool) -> Bound:
+    """How far any perturbation of this size can move the actions of a path: proven."""
     radius = ball_around(agent, size).sizes
-    change, width = action_change_bound(agent.policy, [m.observations for m in path], [m.starts for m in path], radius)
-    return Bound(size, BOUND_STEPS, float(np.mean(change)), float(np.max(change)), width)
+    observations, starts = [moment.observations for moment in path], [moment.starts for moment in path]
+    change, width = action_change_bound(agent.policy, observations, starts, radius, always)
+    return Bound(size, always, BOUND_STEPS, float(np.mean(change)), float(np.max(change)), width)
 
 
 def write_record(record: AttackRecord, path: Path) -> None:
