@@ -85,6 +85,8 @@ def ratio_figures(log_ratio: Tensor, valid: Tensor, clip_range: float) -> tuple[
     seen, mask = log_ratio.numpy(force=True), valid.numpy(force=True)
     if not mask.all():
         seen = seen[mask]
+    if not seen.size:  # every sequence is under attack
+        return 0.0, 0.0
     low, high = log1p(-clip_range) if clip_range < 1.0 else -inf, log1p(clip_range)
     n_outside = np.count_nonzero(seen > high) + np.count_nonzero(seen < low)
     return n_outside / seen.size, float(max(seen.max(), -seen.min()))
