@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup check format test slow bench bench-peers bench-env bench-continual bench-optimizers bench-oracles bench-health bench-population docs screenshots demo clean
+.PHONY: help setup check format test slow bench bench-peers bench-env bench-continual bench-optimizers bench-oracles bench-health bench-population bench-robustness docs screenshots demo clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -56,6 +56,11 @@ bench-population: setup  ## what a population costs beside plain runs and Ray Tu
 	$(BIN)/python -m benchmarks.ray_tune --write
 	$(BIN)/python -m benchmarks.explore --write
 	$(BIN)/python -m benchmarks.population_regime --write
+
+bench-robustness: setup  ## agents under attack, with and without robust training; about an hour
+	$(BIN)/python -m benchmarks.robustness pendulum
+	$(BIN)/python -m benchmarks.robustness regime
+	$(BIN)/python -m benchmarks.robustness cost --write
 
 bench-oracles: setup  ## fraction of the optimum on the oracle markets, over seeds, beside RecurrentPPO
 	$(BIN)/python -m benchmarks.oracles

@@ -1,0 +1,183 @@
+"""What robust training buys and costs: InvertedPendulum under attack, the regime market under price noise, update time.
+
+python -m benchmarks.robustness pendulum --seeds 0 1 2 3 4     train and attack; results are kept in runs/robustness
+python -m benchmarks.robustness regime --seeds 0 1 2
+python -m benchmarks.robustness cost
+python -m benchmarks.robustness --write                        tables from all that is kept, into RESULTS.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+
+from benchmarks.results import markdown_table, write_section
+from tailguard import DistributionalPPO
+from tailguard.env import oracle_env
+from tailguard.presets import regime
+from tailguard.robustness import make_attack, play
+
+KEPT = Path("runs/robustness")
+KINDS = ("nominal", "robust")
+PENDULUM: dict[str, Any] = {"n_steps": 128, "n_epochs": 4, "critic": {"twin": False, "n_quantiles": 16}}
+PENDULUM_ADVERSARY: dict[str, Any] = {"epsilon": 0.75, "weight": 0.05}
+PENDULUM_STEPS = 262_144
+PENDULUM_ATTACKS = (("mad", 0.75), ("critic", 0.75), ("random", 0.75), ("mad", 1.1), ("critic", 1.1))
+REGIME_ADVERSARY: dict[str, Any] = {"epsilon": 0.1, "weight": 0.1}
+REGIME_ATTACKS = (("price-random", 5.0), ("price", 5.0), ("mad", 0.1))
+
+
+@dataclass(frozen=True)
+class Result:
+    """One agent: what it earns per episode under every attack, by "name size"."""
+
+    task: str
+    kind: str
+    seed: int
+    returns: dict[str, float]
+    cpu_seconds: float
+
+    def keep(self) -> None:
+        KEPT.mkdir(parents=True, exist_ok=True)
+        (KEPT / f"{self.task}-{self.kind}-{self.seed}.json").write_text(json.dumps(self.__dict__))
+
+
+def kept(task: str, kind: str) -> list[Result]:
+    """Results of all seeds so far."""
+    return [Result(**json.loads(path.read_text())) for path in sorted(KEPT.glob(f"{task}-{kind}-*.json"))]
+
+
+def pendulum_env(n_envs: int, seed: int) -> VecEnv:
+    return VecNormalize(make_vec_env("InvertedPendulum-v5", n_envs, seed=seed), norm_reward=False)
+
+
+def train_pendulum(kind: str, seed: int, **changes: Any) -> DistributionalPPO:
+    """262k steps; epsilon is in units of the normalized observations."""
+    adversary = None if kind == "nominal" else {**PENDULUM_ADVERSARY, **changes}
+    env = pendulum_env(16, seed)
+    return DistributionalPPO("MlpPolicy", env, seed=seed, adversary=adversary, **PENDULUM).learn(PENDULUM_STEPS)
+
+
+def attacked(agent: DistributionalPPO, attacks: Any, n_episodes: int, **options: Any) -> dict[str, float]:
+    """Mean return per episode without and with each attack."""
+    found = {"nobody": float(play(agent, make_attack("random", agent, 0.0), n_episodes, 7).returns.mean())}
+    for name, size in attacks:
+        extra = options if name.startswith("price") else {}
+        attacker = make_attack(name, agent, size, 0, **extra)
+        found[f"{name} {size:g}"] = float(play(agent, attacker, n_episodes, 7).returns.mean())
+    return found
+
+
+def in_other_episodes(agent: DistributionalPPO, env: VecEnv) -> DistributionalPPO:
+    """The same agent with its statistics, in an environment it was not trained in."""
+    agent.set_env(env)
+    return agent
+
+
+def run_pendulum(kind: str, seed: int) -> Result:
+    began = time.process_time()
+    agent = in_other_episodes(train_pendulum(kind, seed), pendulum_env(16, 1_000 + seed))
+    cpu = time.process_time() - began
+    return Result("pendulum", kind, seed, attacked(agent, PENDULUM_ATTACKS, 16), cpu)
+
+
+def train_regime(kind: str, seed: int, **changes: Any) -> DistributionalPPO:
+    """The preset as it is, or with an adversary on its returns."""
+    preset = regime()
+    adversary = None if kind == "nominal" else {**REGIME_ADVERSARY, **changes}
+    env = oracle_env(preset.market, preset.n_envs, seed)
+    config = preset.config.replace(adversary=adversary)
+    return DistributionalPPO("MlpLstmPolicy", env, config=config, seed=seed).learn(preset.total_timesteps)
+
+
+def run_regime(kind: str, seed: int) -> Result:
+    began = time.process_time()
+    agent = train_regime(kind, seed)
+    cpu = time.process_time() - began
+    market = regime().market
+    in_other_episodes(agent, oracle_env(market, 64, 1_000_000 + seed, n_bars=200_000))
+    return Result("regime", kind, seed, attacked(agent, REGIME_ATTACKS, 256, features=market.features), cpu)
+
+
+def cost(repeats: int = 7) -> dict[str, float]:
+    """CPU time of an update with the penalty of 3 steps over that of plain training, interleaved; medians."""
+    preset = regime()
+    agents = {}
+    for name, adversary in (("plain", None), ("regulariser, 3 steps", {"epsilon": 0.1, "ramp": 0.0}), ("off", None)):
+        env = oracle_env(preset.market, preset.n_envs, 0, n_bars=20_000)
+        config = preset.config.replace(adversary=adversary, update_threads=1)
+        agents[name] = DistributionalPPO("MlpLstmPolicy", env, config=config, seed=0)
+        agents[name].learn(preset.n_envs * preset.config.n_steps)  # compile, and fill the buffer
+    times: dict[str, list[float]] = {name: [] for name in agents}
+    for _ in range(repeats):
+        for name, agent in agents.items():
+            began = time.process_time()
+            agent.train()
+            times[name].append(time.process_time() - began)
+    plain = float(np.median(times["plain"]))
+    return {name: float(np.median(found)) / plain for name, found in times.items()}
+
+
+def median_table(task: str) -> str:
+    """Per kind of training: what the median agent has left, attack by attack, and over the strongest of them."""
+    rows = []
+    for kind in KINDS:
+        found = kept(task, kind)
+        if not found:
+            continue
+        names = list(found[0].returns)
+        rows.append([kind, str(len(found)), *(f"{np.median([r.returns[n] for r in found]):.4g}" for n in names)])
+    header = ["training", "seeds", *(kept(task, "nominal") or kept(task, "robust"))[0].returns]
+    return markdown_table(header, rows)
+
+
+def write() -> None:
+    """All tables that there are results for."""
+    parts = []
+    tasks = {
+        "pendulum": f"InvertedPendulum-v5, {PENDULUM_STEPS:,} steps, adversary={PENDULUM_ADVERSARY}",
+        "regime": f"`regime`, the preset's settings, adversary={REGIME_ADVERSARY}",
+    }
+    for task, words in tasks.items():
+        if kept(task, "nominal"):
+            parts += [f"{words}. Mean return of an episode under each attack, median over seeds.", median_table(task)]
+    if (KEPT / "cost.json").exists():
+        found = json.loads((KEPT / "cost.json").read_text())
+        rows = [[name, f"{ratio:.2f}"] for name, ratio in found.items()]
+        words = "CPU time of an update of the `regime` preset over plain training, interleaved, medians."
+        parts += [words, markdown_table(["adversary", "ratio"], rows)]
+    write_section("robustness", "Robust training", "make bench-robustness", "\n\n".join(parts))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("pendulum", "regime", "cost"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    if given.what == "cost":
+        KEPT.mkdir(parents=True, exist_ok=True)
+        (KEPT / "cost.json").write_text(json.dumps(cost()))
+        print((KEPT / "cost.json").read_text())
+    elif given.what is not None:
+        run = {"pendulum": run_pendulum, "regime": run_regime}[given.what]
+        for seed in given.seeds:
+            for kind in given.kinds:
+                result = run(kind, seed)
+                result.keep()
+                print(result, flush=True)
+    if given.write:
+        write()
+
+
+if __name__ == "__main__":
+    main()
