@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup check format test slow bench bench-peers bench-env bench-continual bench-optimizers bench-oracles bench-health bench-population bench-robustness docs screenshots demo clean
+.PHONY: help setup check format test slow bench bench-peers bench-speed bench-env bench-continual bench-optimizers bench-oracles bench-health bench-population bench-robustness docs screenshots demo clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,11 +33,17 @@ test: setup  ## the fast tests
 slow: setup  ## learning, fault injection, independent engines: tens of minutes
 	$(BIN)/pytest -n 2 -m slow
 
-bench: bench-peers bench-env bench-continual bench-optimizers  ## all benchmarks; figures go to benchmarks/RESULTS.md
+bench: bench-peers bench-speed bench-env bench-continual bench-optimizers  ## all benchmarks; figures go to benchmarks/RESULTS.md
 
 bench-peers: setup  ## ours against other recurrent PPOs on the same work, interleaved, about half an hour
 	$(BIN)/python -m benchmarks.peers --env cartpole
 	$(BIN)/python -m benchmarks.peers --env trading
+
+bench-speed: setup  ## collecting, roofline, scaling, time to the optimum: about a quarter of an hour
+	$(BIN)/python -m benchmarks.rollout_speed
+	$(BIN)/python -m benchmarks.roofline
+	$(BIN)/python -m benchmarks.scaling
+	$(BIN)/python -m benchmarks.time_to_optimum
 
 bench-env: setup  ## the trading environment against gym-trading-env and gym-anytrading
 	$(BIN)/python -m benchmarks.env_speed

@@ -1,0 +1,193 @@
+"""How much of the machine's matrix-product rate an update reaches, on one thread.
+
+`python -m benchmarks.roofline` measures float32 products of the sizes an update consists of, by torch and by the BLAS
+call of the compiled loops, counts the products' floating point operations of an update from the layers' shapes, and
+times whole updates. Everything else an update does (gates, losses, optimizer) counts as time but not as work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+
+from benchmarks.peers.cases import LAYERS, Case, make_env
+from benchmarks.results import markdown_table, write_section
+from tailguard import DistributionalPPO
+from tailguard.policy.lstm_kernel import NO_TRANSPOSE, multiply, sgemm_address
+
+GIGA = 1e9
+LARGE = 1024  # a square product this large runs at the machine's full rate
+
+
+@dataclass(frozen=True)
+class Product:
+    """(rows, inner) @ (inner, columns)."""
+
+    what: str
+    rows: int
+    inner: int
+    columns: int
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.rows * self.inner * self.columns
+
+
+def products(hidden: int, n_inputs: int, n_sequences: int, n_samples: int) -> list[Product]:
+    """Those of one trunk's update, and a large one as the limit."""
+    joined = hidden + n_inputs + 1
+    return [
+        Product("large", LARGE, LARGE, LARGE),
+        Product("gates of a step", n_sequences, joined, 4 * hidden),
+        Product("back through a step", n_sequences, 4 * hidden, hidden),
+        Product("weights of the memory", 4 * hidden, n_samples, joined),
+        Product("first layer", n_samples, hidden, LAYERS[0]),
+    ]
+
+
+@njit
+def repeat(sgemm, letters, sizes, factors, left, right, result, times):  # type: ignore[no-untyped-def]
+    """The same product many times in a compiled loop; Fortran sees every array transposed."""
+    for _ in range(times):
+        multiply(sgemm, letters, sizes, factors, right.ctypes.data, left.ctypes.data, result.ctypes.data)
+
+
+def rate(run: Callable[[int], None], flops: int, seconds: float) -> float:
+    """Floating point operations per CPU second of run(times): the best of five spells, after a warm-up."""
+    run(1)
+    began = time.process_time()
+    run(3)
+    times = max(1, round(3 * seconds / 5 / max(time.process_time() - began, 1e-7)))
+
+    def spell() -> float:
+        began = time.process_time()
+        run(times)
+        return times * flops / (time.process_time() - began)
+
+    return max(spell() for _ in range(5))
+
+
+def rates(of: Product, seconds: float) -> tuple[float, float]:
+    """By torch, and by the call inside the compiled loops."""
+    rng = np.random.default_rng(0)
+    left = rng.normal(size=(of.rows, of.inner)).astype(np.float32)
+    right = rng.normal(size=(of.inner, of.columns)).astype(np.float32)
+    result = np.empty((of.rows, of.columns), np.float32)
+    tensors = torch.from_numpy(left), torch.from_numpy(right), torch.from_numpy(result)
+    sizes = np.array([of.columns, of.rows, of.inner, of.columns, of.inner, of.columns], np.int32)
+    library = sgemm_address(), np.array([NO_TRANSPOSE] * 2, np.uint8), sizes, np.array([1.0, 0.0], np.float32)
+
+    def by_torch(times: int) -> None:
+        for _ in range(times):
+            torch.mm(tensors[0], tensors[1], out=tensors[2])
+
+    return rate(by_torch, of.flops, seconds), rate(
+        lambda times: repeat(*library, left, right, result, times), of.flops, seconds
+    )
+
+
+def flops_per_sample(policy: torch.nn.Module) -> int:
+    """Products of one sample, there and back, from the shapes of all weight matrices.
+
+    Each matrix is multiplied with what comes in, with what comes back, and both give its own gradient: three products.
+    The observations need no gradient, so matrices that read them have two.
+    """
+    matrices = {name: weight for name, weight in policy.named_parameters() if weight.dim() == 2}
+    return sum((2 if "input_weight.0" in name else 3) * 2 * weight.numel() for name, weight in matrices.items())
+
+
+def make_agent(case: Case, epochs: int) -> DistributionalPPO:
+    """Twin critics of 32 quantiles on one thread; no sequence is held back, so all samples are work."""
+    return DistributionalPPO(
+        "MlpLstmPolicy",
+        make_env(case),
+        n_steps=case.n_steps,
+        batch_size=case.batch,
+        n_epochs=epochs,
+        critic={"n_quantiles": 32, "twin": True},
+        optimizer="adaptive_upgd",
+        ev_reserve=0.0,
+        update_threads=1,
+        policy_kwargs={"lstm_hidden_size": case.hidden, "net_arch": list(LAYERS)},
+        seed=0,
+    )
+
+
+def update_seconds(agent: DistributionalPPO, case: Case, rounds: int) -> float:
+    """CPU seconds of one update: the best of some."""
+    spent: list[float] = []
+    train = agent.train
+
+    def timed() -> None:
+        began = time.process_time()
+        train()
+        spent.append(time.process_time() - began)
+
+    agent.train = timed  # type: ignore[method-assign]
+    agent.learn((rounds + 1) * case.rollout)
+    return min(spent[1:])
+
+
+def section(hidden: int, args: argparse.Namespace) -> tuple[list[list[str]], list[str]]:
+    """Rates of the products, and the row of the update, at one width."""
+    case = Case("trading", hidden, args.envs, args.n_steps)
+    agent = make_agent(case, args.epochs)
+    sizes = products(hidden, agent.policy.obs_features, case.batch // case.sequence, case.batch)
+    found = [(size, *rates(size, args.seconds)) for size in sizes]
+    table = [
+        [str(hidden), s.what, f"{s.rows} x {s.inner} x {s.columns}", f"{t / GIGA:.1f}", f"{b / GIGA:.1f}"]
+        for s, t, b in found
+    ]
+    work = flops_per_sample(agent.policy) * case.rollout * args.epochs
+    seconds = update_seconds(agent, case, args.rounds)
+    reached, limit = work / seconds, max(found[0][1:])
+    row = [str(hidden), f"{work / GIGA:.1f}", f"{seconds:.2f}", f"{reached / GIGA:.1f}", f"{limit / GIGA:.1f}"]
+    return table, [*row, f"**{reached / limit:.0%}**"]
+
+
+def arguments() -> Any:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.roofline", description=__doc__)
+    parser.add_argument("--hidden", type=int, nargs="+", default=[64, 256], help="LSTM widths")
+    parser.add_argument("--envs", type=int, default=64, help="environments (default 64)")
+    parser.add_argument("--n-steps", type=int, default=128, help="steps per rollout (default 128)")
+    parser.add_argument("--epochs", type=int, default=2, help="epochs per update (default 2)")
+    parser.add_argument("--rounds", type=int, default=3, help="updates timed (default 3)")
+    parser.add_argument("--seconds", type=float, default=0.5, help="time per product (default 0.5)")
+    parser.add_argument("--dry", action="store_true", help="print the tables without writing RESULTS.md")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    torch.set_num_threads(1)
+    found = [section(hidden, args) for hidden in args.hidden]
+    body = "\n\n".join(
+        [
+            f"One thread, float32, CPU time. Updates of {args.envs} environments x {args.n_steps} steps, {args.epochs} "
+            "epochs, batches of 1,024 samples in sequences of 32, actor and twin critics of 32 quantiles. The limit is "
+            "the faster of the two large products; work counts matrix products only.",
+            markdown_table(
+                ["hidden", "product", "size", "torch, GFLOP/s", "compiled loops, GFLOP/s"],
+                [row for table, _ in found for row in table],
+            ),
+            markdown_table(
+                ["hidden", "GFLOP per update", "seconds", "GFLOP/s", "limit, GFLOP/s", "reached"],
+                [row for _, row in found],
+            ),
+        ]
+    )
+    print(body)
+    if not args.dry:
+        write_section("roofline", "Roofline", " ".join(["python -m benchmarks.roofline", *sys.argv[1:]]), body)
+
+
+if __name__ == "__main__":
+    main()
