@@ -67,6 +67,20 @@ def test_the_step_by_step_loop_forgets_where_an_episode_starts() -> None:
     torch.testing.assert_close(whole[4:], second)
 
 
+@pytest.mark.parametrize("env", ["trading", "cartpole"])
+def test_the_loop_recalls_what_it_thought_when_it_acted(env: str) -> None:
+    case = Case(env, hidden=8, n_envs=2, n_steps=64)
+    learner = cleanrl_style.make(case, make_env(case), case.peer_work(), threads=1)
+    learner.collect_rollouts()
+    learner.collect_rollouts()  # memories now come from the rollout before
+    with torch.no_grad():
+        rollout, agent = learner.rollout, learner.agent
+        outputs, _ = agent.actor(rollout.obs, rollout.states[0], rollout.starts)
+        values, _ = agent.critic(rollout.obs, rollout.states[1], rollout.starts)
+        torch.testing.assert_close(agent.law(outputs).log_prob(rollout.actions), rollout.log_probs)
+        torch.testing.assert_close(values[..., 0], rollout.values)
+
+
 def test_the_loop_estimates_the_advantages_we_estimate() -> None:
     rng = np.random.default_rng(0)
     rewards, values, last = rng.normal(size=(9, 2)), rng.normal(size=(9, 2)), rng.normal(size=2)
