@@ -60,6 +60,7 @@ def run_population(config: PopulationConfig) -> tuple[float, float]:
             executor.close()
         driver = time.process_time() - began
         segments = history(Journal(folder / "population.jsonl").read())
+    assert len(segments) == config.population.population_size * config.n_rounds, "segments were lost: see the log"
     training, whole = (
         sum(float(segment.told[name]) for segment in segments) for name in ("train_cpu_seconds", "cpu_seconds")
     )
