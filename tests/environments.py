@@ -73,6 +73,22 @@ class ConstantReward(gym.Env[Any, Any]):
         return np.zeros(1, np.float32), self.reward, over and not self.truncates, over and self.truncates, {}
 
 
+class Countdown(gym.Env[Any, Any]):
+    """Reward 1 for twenty steps, and the clock is in sight: the return can be known exactly."""
+
+    observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(10, 21))
+        return np.array([self.left / 20.0], np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.left -= 1
+        return np.array([self.left / 20.0], np.float32), 1.0, self.left == 0, False, {}
+
+
 class Recall(gym.Env[Any, Any]):
     """A cue of +1 or -1 is shown once; `delay` steps later the agent must name it. Chance earns 0.5."""
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
@@ -23,7 +24,7 @@ from tailguard.health.page import page
 from tailguard.health.population_alerts import POPULATION_ALERTS
 from tailguard.market.oracles import oracle_market
 from tests.agents import logged, tiny_agent
-from tests.environments import cartpole, pendulum, vectorized
+from tests.environments import Countdown, cartpole, pendulum, vectorized
 
 BY_NAME = {alert.name: alert for alert in (*ALERTS, *POPULATION_ALERTS)}
 PROMISED = (
@@ -193,6 +194,32 @@ def decided(agent: DistributionalPPO) -> None:
         agent.policy.action_head.logits.bias.copy_(torch.tensor([30.0, -30.0]))  # type: ignore[union-attr,operator]
 
 
+def shout(agent: DistributionalPPO) -> None:
+    """The critics' last layers are far too loud: what they say has nothing to do with the returns."""
+    anything = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for critic in agent.policy.critic_list:
+            for parameter in critic.head.parameters():
+                parameter.normal_(0.0, 50.0, generator=anything)
+
+
+class Shouting(BaseCallback):
+    """From some update on something overwrites the critics before every rollout."""
+
+    model: DistributionalPPO
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.first = first
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        if self.model.alerts.updates >= self.first:
+            shout(self.model)
+
+
 def trades_against_itself() -> VecEnv:
     market = oracle_market("signal", cost_bps=60.0)
     return oracle_env(market, 16, 0, n_bars=3_000)
@@ -236,6 +263,30 @@ def test_it_fires_on_a_real_agent_that_is_sick(name: str) -> None:
     agent.alerts.listeners.append(lambda alert, value: heard.append(alert.name))
     agent.learn((BY_NAME[name].for_updates + 3) * 32 * 4)
     assert name in heard
+
+
+@pytest.mark.parametrize(
+    ("first", "rate", "raised"),
+    [
+        (0, 1e-6, {"warn/explained_variance_low", "warn/quantile_crossing"}),
+        (30, 5e-3, {"warn/explained_variance_collapse"}),
+    ],
+    ids=["from_the_start", "after_learning"],
+)
+def test_critics_that_talk_nonsense_are_seen(first: int, rate: float, raised: set[str]) -> None:
+    agent = tiny_agent(vectorized(Countdown, 4, 0), learning_rate=rate, n_epochs=4, gamma=0.95, gae_lambda=1.0)
+    heard: list[str] = []
+    agent.alerts.listeners.append(lambda alert, value: heard.append(alert.name))
+    agent.learn((first + 25) * 128, Shouting(first))
+    assert raised <= set(heard)
+
+
+@pytest.mark.slow
+def test_a_limit_out_of_reach_is_said_after_many_updates() -> None:
+    limited = {"mode": "episode", "alpha": 0.25, "cvar_limit": 1e6}
+    agent = tiny_agent(cartpole(4, 0), risk=limited)
+    agent.learn(BY_NAME["warn/cvar_limit_violated"].for_updates * 128)
+    assert logged(agent)["warn/cvar_limit_violated"] == 1.0
 
 
 @pytest.mark.parametrize("env", [lambda: cartpole(4, 0), lambda: pendulum(4, 0)], ids=["cartpole", "pendulum"])

@@ -8,10 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
-from gymnasium import spaces
 
 from tailguard import DistributionalPPO
 from tailguard.health import metrics
@@ -22,26 +19,10 @@ from tailguard.population.scheduler import Report
 from tailguard.population.segment import Pace, SegmentOver
 from tailguard.population.watch import Notice, Round, Vitals, Watch
 from tests.agents import tiny_agent
-from tests.environments import vectorized
+from tests.environments import Countdown, vectorized
 from tests.population.tiny import digest_of, tiny_population
 
 RATIO, DROP = metrics.EXPLOIT_VALUE_RATIO.name, metrics.EXPLOIT_EXPLAINED_VARIANCE_DROP.name
-
-
-class Countdown(gym.Env[Any, Any]):
-    """Reward 1 for twenty steps, and the clock is in sight: the return can be known exactly."""
-
-    observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.left = int(self.np_random.integers(10, 21))
-        return np.array([self.left / 20.0], np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.left -= 1
-        return np.array([self.left / 20.0], np.float32), 1.0, self.left == 0, False, {}
 
 
 def agent_of(seed: int) -> DistributionalPPO:
