@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from tailguard.adversary.interval import action_bounds, action_change_bound, has_bounds
+from tailguard.adversary.interval import Lies, action_bounds, action_change_bound, has_bounds
 from tailguard.errors import ConfigError
 from tailguard.policy import RecurrentPolicy
 from tests.adversary.scenes import B, F, L, cube, generator, linear_policy, policy_of, scene_of
@@ -36,7 +36,7 @@ def test_no_perturbation_of_any_step_leaves_the_bounds(kind: str) -> None:
     policy = policy_of(F, **KINDS[kind])
     scene, ball = scene_of(policy), cube(F, RADIUS)
     starts = [row | (t == 0) for t, row in enumerate(scene.layout.starts)]
-    bounds = action_bounds(policy, list(scene.observations), starts, ball.sizes)
+    bounds = action_bounds(policy, Lies(list(scene.observations), starts, ball.sizes))
     low, high = (np.stack([step[end].numpy() for step in bounds]) for end in (0, 1))
     corners = (ball.sizes * ball.draw(scene.observations.shape, generator(k)).sign() for k in range(200))
     tried = [scene.observations + corner for corner in corners]
@@ -49,9 +49,8 @@ def test_no_perturbation_of_any_step_leaves_the_bounds(kind: str) -> None:
 def test_the_bound_of_a_linear_policy_is_never_below_the_best_vertex_and_met_for_one_action() -> None:
     policy = policy_of(11, spaces.Box(-100.0, 100.0, (1,), np.float32), memory="none", net_arch=[])
     scene = scene_of(policy, length=1, n=8)
-    change, width = action_change_bound(
-        policy, list(scene.observations * 0.01), [np.ones(8, bool)], cube(11, 0.01).sizes
-    )
+    small = list(scene.observations * 0.01)
+    change, width = action_change_bound(policy, Lies(small, [np.ones(8, bool)], cube(11, 0.01).sizes))
     furthest = (2.0 * exact_maximum(policy, 0.01)) ** 0.5 * 100.0  # of the mean, in units of the action space
     assert (change >= furthest * (1.0 - 1e-6)).all()
     np.testing.assert_allclose(change, furthest, rtol=1e-3)
@@ -63,7 +62,7 @@ def test_a_bound_grows_with_the_radius_and_shrinks_to_nothing_without_one() -> N
     scene = scene_of(policy)
     starts = [np.full(B, t == 0) for t in range(L)]
     sizes = [
-        action_change_bound(policy, list(scene.observations), starts, cube(F, radius).sizes)[0].mean()
+        action_change_bound(policy, Lies(list(scene.observations), starts, cube(F, radius).sizes))[0].mean()
         for radius in (0.0, 1e-3, 1e-2, 1e-1)
     ]
     assert sizes == sorted(sizes)
@@ -77,5 +76,5 @@ def test_what_cannot_be_bounded_is_refused() -> None:
     for policy, said in ((silu, "not monotone"), (choices, "continuous actions")):
         assert not has_bounds(policy)
         with pytest.raises(ConfigError, match=said):
-            action_bounds(policy, [torch.zeros(1, F)], [np.ones(1, bool)], torch.zeros(F))
+            action_bounds(policy, Lies([torch.zeros(1, F)], [np.ones(1, bool)], torch.zeros(F)))
     assert has_bounds(linear_policy())

@@ -133,43 +133,36 @@ def layered(layers: nn.Sequential, x: Interval) -> Interval:
     return x
 
 
-@torch.no_grad()
-def action_bounds(
-    policy: RecurrentPolicy,
-    observations: list[Tensor],
-    starts: list[NDArray[np.bool_]],
-    radius: Tensor,
-    always: bool = True,
-) -> list[Interval]:
-    """Per step: bounds (N, A) of the action in units of the action space, when observations moved by <= radius.
+class Lies(NamedTuple):
+    """What N agents would see step by step, and how far it may be moved."""
 
-    observations: (N, F) per step, the truth;  starts: (N,) per step;  radius: (F,)
-    always:       every observation since the episode's start may have moved, not only the present one
-    """
+    observations: list[Tensor]  # (N, F) per step, the truth
+    starts: list[NDArray[np.bool_]]  # (N,) per step, an episode begins here
+    radius: Tensor  # (F,)
+    always: bool = True  # every observation since the episode's start may be moved, not only the present one
+
+
+@torch.no_grad()
+def action_bounds(policy: RecurrentPolicy, lies: Lies) -> list[Interval]:
+    """Per step: bounds (N, A) of the action, in units of the action space."""
     head = policy.action_head
     if not isinstance(head, GaussianHead):
         raise ConfigError("A bound on the change of the action needs continuous actions (a Box).")
-    state, found = start_of(policy.actor.memory, len(observations[0])), []
-    for seen, start in zip(observations, starts, strict=True):
+    state, found = start_of(policy.actor.memory, len(lies.observations[0])), []
+    for seen, start in zip(lies.observations, lies.starts, strict=True):
         keep = torch.from_numpy(~start).float().unsqueeze(-1)
         state = MemoryInterval([part.kept(keep) for part in state.hidden], [part.kept(keep) for part in state.cell])
-        features, after = remembered(policy.actor.memory, Interval(seen - radius, seen + radius), state)
-        state = after if always else remembered(policy.actor.memory, Interval(seen, seen), state)[1]
+        features, after = remembered(policy.actor.memory, Interval(seen - lies.radius, seen + lies.radius), state)
+        state = after if lies.always else remembered(policy.actor.memory, Interval(seen, seen), state)[1]
         mean = layered(policy.actor.layers, features).linear(head.mean.weight, head.mean.bias)
         found.append(Interval(*(torch.from_numpy(head.to_env(end).reshape(len(seen), -1)) for end in mean)))
     return found
 
 
-def action_change_bound(
-    policy: RecurrentPolicy,
-    observations: list[Tensor],
-    starts: list[NDArray[np.bool_]],
-    radius: Tensor,
-    always: bool = True,
-) -> tuple[Floats, float]:
+def action_change_bound(policy: RecurrentPolicy, lies: Lies) -> tuple[Floats, float]:
     """(S, N) the furthest that any action can be from the unharmed one, and the width of the action space."""
-    exact = action_bounds(policy, observations, starts, torch.zeros_like(radius))
-    bounds = action_bounds(policy, observations, starts, radius, always)
+    exact = action_bounds(policy, lies._replace(radius=torch.zeros_like(lies.radius)))
+    bounds = action_bounds(policy, lies)
     furthest = [
         torch.maximum(wide.high - true.low, true.high - wide.low).amax(-1).numpy()
         for wide, true in zip(bounds, exact, strict=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tailguard.adversary.interval import action_change_bound, has_bounds
+from tailguard.adversary.interval import Lies, action_change_bound, has_bounds
 from tailguard.configuration import Config, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
 from tailguard.errors import ConfigError
 from tailguard.evaluation.attack_record import FORMAT, AttackRecord, Bound, Curve, Point
@@ -121,8 +121,8 @@ def clean_path(agent: DistributionalPPO, seed: int) -> list[Moment]:
 def bound_of(agent: DistributionalPPO, path: list[Moment], size: float, always: bool) -> Bound:
     """How far any perturbation of this size can move the actions of a path: proven."""
     radius = ball_around(agent, size).sizes
-    observations, starts = [moment.observations for moment in path], [moment.starts for moment in path]
-    change, width = action_change_bound(agent.policy, observations, starts, radius, always)
+    lies = Lies([moment.observations for moment in path], [moment.starts for moment in path], radius, always)
+    change, width = action_change_bound(agent.policy, lies)
     return Bound(size, always, BOUND_STEPS, float(np.mean(change)), float(np.max(change)), width)
 
 
