@@ -13,7 +13,7 @@ Generated from `tailguard.health` by `python -m tailguard.health.page > docs/met
 Every figure is averaged once per update and written to the SB3 logger (TensorBoard, CSV, stdout) and, in a run folder,
 to `metrics.jsonl`. An alert is a figure too: `warn/...` is 1 while it holds. When it begins, the console and
 `alerts.jsonl` say what, since when, and what to do. `tailguard train --fail-on-alert` ends with exit code 1 when one
-began.
+began. All of it takes about 3 % of a training's CPU time (`make bench-health`, [figures](../benchmarks/RESULTS.md)).
 
 Your own alert on any of these figures, and your own way to be told:
 
