@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -31,8 +31,7 @@ class Piece:
     param: Tensor
 
 
-@dataclass
-class Observation:
+class Observation(NamedTuple):
     """One step's gradient merged into the statistics, waiting for the step to be taken."""
 
     seen: Array  # (K,) which tensors had a gradient
@@ -94,6 +93,8 @@ class GradientStatistics:
         self.spare = self.mean.clone()  # where the next mean is made, so that a step not taken leaves no trace
         self.power, self.signal = np.zeros(k), np.zeros(k)
         self.counts = np.zeros(k, dtype=np.int64)
+        self.places = 4 * (np.cumsum(self.sizes) - self.sizes)  # of a flat gradient's segments, in bytes
+        self.room = Observation(np.zeros(k, np.bool_), np.zeros(k), np.zeros(k), np.zeros(k))
         self.pending: Observation | None = None
         self._ratio: float | None = 0.0  # of the committed statistics, once somebody asked
 
@@ -105,66 +106,51 @@ class GradientStatistics:
     def ratio(self) -> float:
         """Mean of the ratios weighted by tensor size, over the tensors seen at least twice."""
         if self._ratio is None:
-            sizes = np.where(self.counts >= 2, self.sizes, 0)
-            self._ratio = float(self.ratios() @ sizes / max(1, sizes.sum()))
+            self._ratio = float(kernels.mean_noise_ratio(self.power, self.signal, self.counts, self.sizes, self.beta))
         return self._ratio
 
     def commit(self) -> bool:
         """Take over the last observation; returns whether there was a finite one."""
         new, self.pending = self.pending, None
         # one bad gradient would stay in the averages for ever
-        if new is None or not np.isfinite(new.power).all():
+        if new is None or not kernels.commit_gradients(self.power, self.signal, self.counts, new):
             return False
-        self.power += new.weights * (new.power - self.power)
-        self.signal = new.signal
         self.mean, self.spare = self.spare, self.mean
-        self.counts += new.seen
         self._ratio = None
         return True
 
     def observe(self) -> None:
         """Merge the gradients as they are now into a copy of the statistics; `commit` takes it over."""
-        seen = np.array([param.grad is not None for param in self.params])
-        self._refuse_sparse()
+        grads = [param.grad for param in self.params]
+        self._refuse_sparse(grads)
+        if self.statistic == "elementwise" and all(grad is None or is_fusable(grad) for grad in grads):
+            self._observe_fused(grads)
+            return
+        seen = np.array([grad is not None for grad in grads])
         if self.segmented:
             seen = np.repeat(seen, self.sizes.size)
-        new = Observation(
-            seen,
-            kernels.newest_weights(seen, self.counts, self.beta),
-            np.zeros(self.sizes.size),
-            np.zeros(self.sizes.size),
-        )
-        fused = all(is_fusable(param) for param in self.params)
-        if self.statistic != "elementwise":
-            self._merge_values(self._tensor_values(fused), new)
-        elif fused:
-            self._merge_fused(new)
-        else:
+        weights = kernels.newest_weights(seen, self.counts, self.beta)
+        new = Observation(seen, weights, np.zeros(self.sizes.size), np.zeros(self.sizes.size))
+        if self.statistic == "elementwise":
             self._merge_torch(new)
+        else:
+            self._merge_values(self._tensor_values(all(is_fusable(param) for param in self.params)), new)
         self.pending = new if seen.any() else None
 
-    def _refuse_sparse(self) -> None:
-        if any(param.grad is not None and param.grad.layout != torch.strided for param in self.params):
-            raise ConfigError("VarianceGradientScaler needs dense gradients. Build the embedding with sparse=False.")
+    def _observe_fused(self, grads: Sequence[Tensor | None]) -> None:
+        """All gradients in one call, read where they lie."""
+        addresses = np.array([0 if grad is None else grad.data_ptr() for grad in grads], np.int64)
+        if self.segmented:
+            addresses = addresses + self.places if addresses[0] else np.zeros(self.sizes.size, np.int64)
+        kept, new = (self.signal, self.counts), self.room
+        arrays = self.mean.numpy(), self.spare.numpy()
+        kernels.observe_gradients(addresses, self.sizes, *arrays, kept, self.beta, new)
+        self.pending = new if addresses.any() else None
 
-    def _merge_fused(self, new: Observation) -> None:
-        """One pass over each gradient: new mean, its squares and the gradient's."""
-        weights = new.weights.astype(np.float32)
-        mean, spare = self.mean.numpy(), self.spare.numpy()
-        for piece in self.pieces:
-            here, tensors = slice(piece.start, piece.end), piece.tensors
-            if piece.param.grad is None:
-                spare[here], new.signal[tensors] = mean[here], self.signal[tensors]
-                continue
-            kernels.average_gradient(
-                flat(piece.param.grad),
-                mean[here],
-                spare[here],
-                weights[tensors.start],
-                piece.ends,
-                new.power[tensors],
-                new.signal[tensors],
-            )
+    @staticmethod
+    def _refuse_sparse(grads: Sequence[Tensor | None]) -> None:
+        if any(grad is not None and grad.layout != torch.strided for grad in grads):
+            raise ConfigError("VarianceGradientScaler needs dense gradients. Build the embedding with sparse=False.")
 
     def _merge_values(self, values: Array, new: Observation) -> None:
         """One number per tensor: the host's own arithmetic."""
