@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.testing import assert_close
 
-from tailguard.policy.acting import CompiledTrunk, stepper
+from tailguard.policy.acting import CompiledStep
 from tailguard.policy.policy import PolicyConfig, Trunk
 from tailguard.policy.recurrent import State
 
@@ -21,19 +22,24 @@ def trunk(widths: tuple[int, ...] = (16, 8), **settings: object) -> Trunk:
     return body
 
 
+def head(body: Trunk) -> nn.Linear:
+    return nn.Linear(body.out_features, 4)
+
+
 @pytest.mark.parametrize("settings", [{}, {"n_lstm_layers": 3}, {"activation_fn": "relu"}], ids=str)
 @pytest.mark.parametrize("widths", [(), (5,), (16, 8)], ids=str)
 def test_compiled_steps_equal_torchs(widths: tuple[int, ...], settings: dict[str, object]) -> None:
     body = trunk(widths, **settings)
-    step = stepper(body.memory, body.layers, N)
-    assert isinstance(step, CompiledTrunk)
+    last = head(body)
+    step = body.step(last, N)
+    assert isinstance(step, CompiledStep)
     zero = body.memory.initial_state(N)
     state = expected_state = State(torch.randn_like(zero.hidden), torch.randn_like(zero.cell))
     for _ in range(4):
         x = torch.randn(N, F)
         with torch.no_grad():
             features, expected_state = body.memory.step(x, expected_state)
-            expected = body.layers(features)
+            expected = last(body.layers(features))
         out, state = step(x, state)
         assert_close(out, expected, atol=2e-6, rtol=1e-5)
         assert_close(state.hidden, expected_state.hidden, atol=1e-6, rtol=1e-5)
@@ -43,15 +49,17 @@ def test_compiled_steps_equal_torchs(widths: tuple[int, ...], settings: dict[str
 @pytest.mark.parametrize("settings", [{"memory": "gru"}, {"memory": "none"}, {"activation_fn": "gelu"}], ids=str)
 def test_other_trunks_step_in_torch(settings: dict[str, object]) -> None:
     body = trunk(**settings)
-    step = stepper(body.memory, body.layers, N)
-    assert not isinstance(step, CompiledTrunk)
+    last = head(body)
+    step = body.step(last, N)
+    assert not isinstance(step, CompiledStep)
     x, state = torch.randn(N, F), body.memory.initial_state(N)
-    assert_close(step(x, state)[0], body.layers(body.memory.step(x, state)[0]))
+    assert_close(step(x, state)[0], last(body.layers(body.memory.step(x, state)[0])))
 
 
 def test_results_do_not_share_memory_with_the_next_step() -> None:
     body = trunk()
-    step = stepper(body.memory, body.layers, N)
+    last = head(body)
+    step = body.step(last, N)
     first, state = step(torch.randn(N, F), body.memory.initial_state(N))
     kept = first.clone(), state.hidden.clone()
     step(torch.randn(N, F), state)

@@ -8,7 +8,7 @@ import torch
 from numba.extending import get_cython_function_address
 from torch.testing import assert_close
 
-from tailguard.policy import lstm_kernel
+from tailguard.policy import blas
 from tailguard.policy.recurrent import LSTM, GatedMemory, Layout, State
 
 L, B, F = 33, 7, 5
@@ -70,7 +70,7 @@ def test_scipys_products_serve_where_torchs_cannot_be_found(monkeypatch: pytest.
     memory, x, layout, state = case(1, 16, 0.1)
     first = memory.unroll(x, layout, state).features.detach()
     address = int(get_cython_function_address("scipy.linalg.cython_blas", "sgemm"))
-    monkeypatch.setattr(lstm_kernel, "sgemm_address", lambda: address)
+    monkeypatch.setattr(blas, "sgemm_address", lambda: address)
     assert_close(memory.unroll(x, layout, state).features.detach(), first, atol=1e-6, rtol=1e-5)
 
 

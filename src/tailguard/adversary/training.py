@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from tailguard.stateful import Stateful, require_keys
 
 class Adversary:
     """Nobody attacks: observations pass as they are, the loss stays what it is, nothing is remembered."""
+
+    idle: ClassVar[bool] = True
+    """Whether the actor's loss is what it is without an adversary."""
 
     def begin(self, n_updates: int, fresh: bool, env: VecEnv) -> None:
         """When `learn` starts: the length of the schedule, and which features the environment lets be attacked."""
@@ -50,6 +53,8 @@ class Adversary:
 
 class Attacker(Adversary):
     """What both modes share: the ball, its schedule, its randomness."""
+
+    idle = False
 
     def __init__(self, config: AdversaryConfig, n_features: int, generator: torch.Generator) -> None:
         self.config, self.n_features, self.generator = config, n_features, generator

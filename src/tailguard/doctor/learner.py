@@ -107,11 +107,11 @@ def accumulation(patient: Patient) -> Verdict:
 
 def every_gradient(patient: Patient) -> Verdict:
     agent = patient.collected()
-    gradient(agent, agent.sequences(), None)
+    received, vector = gradient(agent, agent.sequences(), None), agent.learner.vector
     without = [
         name
         for name, parameter in agent.policy.named_parameters()
-        if name.startswith("critics.") and (parameter.grad is None or not parameter.grad.any())
+        if name.startswith("critics.") and not received[vector.where(parameter)].any()
     ]
     total = sum(name.startswith("critics.") for name, _ in agent.policy.named_parameters())
     return judged(

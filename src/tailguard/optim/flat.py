@@ -26,21 +26,29 @@ class ParameterVector:
             start = self.offsets[-1]
             parameter.data = self.flat.data[start : start + size].view_as(parameter)
             self.offsets.append(start + size)
+        self.stretches: list[tuple[int, Tensor]] = []
+
+    def add_gradient(self, start: int, gradient: Tensor) -> None:
+        """Add to the gradient of a stretch of the flat tensor, for whoever does not go through torch's own."""
+        self.stretches.append((start, gradient))
 
     def gather_gradients(self) -> Tensor:
-        """Copy the parameters' gradients into the flat gradient; a parameter without one counts as zero."""
-        pieces = [
-            parameter.new_zeros(size) if parameter.grad is None else parameter.grad.reshape(-1)
-            for parameter, size in zip(self.parameters, self.sizes, strict=True)
-        ]
-        self.flat.grad = torch.cat(pieces)
-        return self.flat.grad
+        """All that the parameters and the stretches have gathered; a parameter without a gradient counts as zero."""
+        gathered = torch.zeros_like(self.flat, requires_grad=False)
+        for parameter, start, size in zip(self.parameters, self.offsets, self.sizes, strict=False):
+            if parameter.grad is not None:
+                gathered[start : start + size] = parameter.grad.reshape(-1)
+        for start, gradient in self.stretches:
+            gathered[start : start + len(gradient)] += gradient
+        self.flat.grad = gathered
+        return gathered
 
     def drop_gradients(self) -> None:
         """zero_grad(set_to_none=True) for the module and the flat parameter."""
         for parameter in self.parameters:
             parameter.grad = None
         self.flat.grad = None
+        self.stretches = []
 
     def span(self, prefix: str) -> slice:
         """Where the parameters whose names start with `prefix` lie; they are neighbours by construction."""

@@ -28,9 +28,18 @@ class ActionHead(nn.Module):
     largest_entropy: float | None = None
     """Of the uniform policy; None where there is none."""
 
+    @property
+    def last_layer(self) -> nn.Linear:
+        """What reads the features."""
+        raise NotImplementedError
+
+    def law(self, output: Tensor) -> Tensor:
+        """Parameters (..., P) of the action law from the last layer's output."""
+        raise NotImplementedError
+
     def forward(self, features: Tensor) -> Tensor:
         """Parameters (..., P) of the action law."""
-        raise NotImplementedError
+        return self.law(self.last_layer(features))
 
     def chance(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """The randomness (*shape, A) that sampling actions for `shape` observations takes: uniform draws, or normal."""
@@ -85,9 +94,12 @@ class GaussianHead(ActionHead):
         low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
         self.centre, self.half_width = (high + low) / 2, (high - low) / 2
 
-    def forward(self, features: Tensor) -> Tensor:
-        mean = self.mean(features)
-        return torch.cat([mean, self.log_std.expand_as(mean)], -1)
+    @property
+    def last_layer(self) -> nn.Linear:
+        return self.mean
+
+    def law(self, output: Tensor) -> Tensor:
+        return torch.cat([output, self.log_std.expand_as(output)], -1)
 
     def chance(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         return torch.randn((*shape, self.action_dim), generator=generator)
@@ -150,9 +162,13 @@ class CategoricalHead(ActionHead):
         self.forbidden: Tensor
         self.ragged = min(counts) < self.width
 
-    def forward(self, features: Tensor) -> Tensor:
+    @property
+    def last_layer(self) -> nn.Linear:
+        return self.logits
+
+    def law(self, output: Tensor) -> Tensor:
         """Log-probabilities, flattened (..., A * width); choices a dimension does not have are at -1e9."""
-        logits = self.by_choice(self.logits(features))
+        logits = self.by_choice(output)
         if self.ragged:
             logits = logits.masked_fill(self.forbidden, -1e9)
         return logits.log_softmax(-1).flatten(-2)
@@ -195,8 +211,12 @@ class BernoulliHead(ActionHead):
         self.largest_entropy = self.action_dim * float(np.log(2.0))
         self.logits = nn.Linear(in_features, self.action_dim)
 
-    def forward(self, features: Tensor) -> Tensor:
-        return self.logits(features)  # type: ignore[no-any-return]
+    @property
+    def last_layer(self) -> nn.Linear:
+        return self.logits
+
+    def law(self, output: Tensor) -> Tensor:
+        return output
 
     def sample(self, parameters: Tensor, chance: Tensor) -> Tensor:
         return (chance < parameters.sigmoid()).to(parameters.dtype)

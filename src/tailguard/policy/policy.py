@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from tailguard.configuration import Config, PositiveInt
 from tailguard.errors import ConfigError, EnvContractError
 from tailguard.normalization import Affine
-from tailguard.policy.acting import Step, stepper
+from tailguard.policy.acting import CompiledStep, Step
 from tailguard.policy.action_heads import ActionHead, Bounds, GaussianHead, make_action_head
 from tailguard.policy.critics import CriticConfig, CriticHead, aggregate, make_critic_head
-from tailguard.policy.recurrent import Layout, Memory, State, make_memory
+from tailguard.policy.recurrent import LSTM, Layout, Memory, State, make_memory
 from tailguard.policy.risk_value import RiskValue
+from tailguard.policy.trunk_kernel import ACTIVATIONS as COMPILED_ACTIVATIONS
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -101,6 +102,29 @@ class Trunk(nn.Module):
             width = next_width
         self.layers = nn.Sequential(*layers)
         self.out_features = width
+        self.activation = config.activation_fn
+
+    def step(self, last: nn.Linear, n: int) -> Step:
+        """A function (observations (n, F), state) -> (output (n, W), state after) with the weights as they are now."""
+        memory = self.compiled_memory(last)
+        if memory is not None:
+            return CompiledStep(memory, self.linear(last), self.activation, n)
+
+        def step(x: Tensor, state: State) -> tuple[Tensor, State]:
+            features, state = self.memory.step(x, state)
+            return last(self.layers(features)), state
+
+        return step
+
+    def compiled_memory(self, last: nn.Linear) -> LSTM | None:
+        """The memory, where the compiled loops know this trunk; None where torch has to do the work."""
+        known = last.weight.device.type == "cpu" and last.weight.dtype == torch.float32
+        known = known and self.activation in COMPILED_ACTIVATIONS
+        return self.memory if known and isinstance(self.memory, LSTM) else None
+
+    def linear(self, last: nn.Linear) -> list[nn.Linear]:
+        """All linear layers after the memory, and the head's."""
+        return [*(layer for layer in self.layers if isinstance(layer, nn.Linear)), last]
 
 
 class Blinkers(nn.Module):
@@ -214,11 +238,11 @@ class RecurrentPolicy(BasePolicy):
 
         It keeps the weights of this moment. `state` must be zero where an episode starts.
         """
-        step = stepper(self.actor.memory, self.actor.layers, n)
+        step = self.actor.step(self.action_head.last_layer, n)
 
         def act(obs: Tensor, state: State) -> tuple[Tensor, State]:
-            features, state = step(obs, state)
-            return self.action_head(features), state
+            output, state = step(obs, state)
+            return self.action_head.law(output), state
 
         return act
 

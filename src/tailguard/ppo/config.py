@@ -72,7 +72,7 @@ class PPOConfig(Config):
     max_skipped_steps: PositiveInt = 10
     """Non-finite steps in a row after which training stops with an error."""
     update_threads: PositiveInt | None = None
-    """Threads that share an update, at most one for the actor and one per critic; None takes the machine's cores.
+    """Threads that share an update, at most two for the actor and two per critic; None takes the machine's cores.
     Results do not depend on it."""
     env_timeout: PositiveFloat = 60.0
     """Seconds without an answer after which the worker process of an environment is given up (SubprocVecEnv)."""

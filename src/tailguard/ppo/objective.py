@@ -36,8 +36,7 @@ class Knobs:
     target_kl: float | None
 
 
-@dataclass(frozen=True)
-class ActorLosses:
+class ActorLosses(NamedTuple):
     """Means over one batch's valid samples; only `total` carries a graph."""
 
     total: Tensor

@@ -25,13 +25,25 @@ class Threads:
         self.pool: ThreadPoolExecutor | None = None
 
     def run(self, pieces: Sequence[Callable[[], Any]]) -> list[Any]:
-        """What each piece returns; the calling thread takes its share."""
+        """What each piece returns; every thread, the calling one too, takes the next piece until none is left."""
         if self.n_threads == 1 or len(pieces) == 1:
             return [piece() for piece in pieces]
         if self.pool is None:
             self.pool = ThreadPoolExecutor(self.n_threads - 1, "tailguard-update", initializer=self.limit_torch)
-        others = [self.pool.submit(piece) for piece in pieces[1:]]
-        return [pieces[0](), *(other.result() for other in others)]
+        results: list[Any] = [None] * len(pieces)
+        waiting = iter(range(len(pieces)))  # asking a range's iterator for the next is one step of the interpreter
+
+        def work() -> None:
+            while (i := next(waiting, None)) is not None:
+                results[i] = pieces[i]()
+
+        others = [self.pool.submit(work) for _ in range(min(self.n_threads, len(pieces)) - 1)]
+        try:
+            work()
+        finally:
+            for other in others:
+                other.result()
+        return results
 
     def limit_torch(self) -> None:
         """A new thread does not inherit the number of torch's threads."""

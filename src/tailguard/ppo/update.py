@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -20,6 +19,7 @@ from tailguard.optim.flat import ParameterVector, rescale_moments
 from tailguard.optim.gating import GatedOptimizer
 from tailguard.policy import RecurrentPolicy
 from tailguard.ppo.config import PPOConfig
+from tailguard.ppo.lanes import N_LANES, CompiledActor, CompiledCritic, Job
 from tailguard.ppo.objective import ActorLosses, CriticLoss, Knobs, actor_losses, critic_loss
 from tailguard.ppo.threads import Threads
 from tailguard.rollout import SequenceBatch
@@ -87,7 +87,9 @@ class Learner:
             [self.vector.flat], segments=self.vector.sizes, **vgs.model_dump()
         )
         self.skipped = SkippedSteps(config.max_skipped_steps)
-        self.threads = Threads(config.update_threads, 1 + len(policy.critics), config.torch_threads)
+        self.compiled_actor = CompiledActor.of(policy, self.vector) if adversary.idle else None
+        self.compiled_critics = [CompiledCritic.of(policy, self.vector, c) for c in range(len(policy.critics))]
+        self.threads = Threads(config.update_threads, N_LANES * (1 + len(policy.critics)), config.torch_threads)
         self.critic_spans = [self.vector.span(f"critics.{c}.") for c in range(len(policy.critics))]
 
     def step(self, batch: SequenceBatch, now: Knobs, micro_sequences: int | None) -> Mapping[Metric, float] | None:
@@ -105,21 +107,38 @@ class Learner:
 
     def backward(self, batch: SequenceBatch, now: Knobs, share: float) -> tuple[ActorLosses, list[CriticLoss]]:
         """Add `share` of the gradient of each trunk's loss; trunks have no weight in common, so they need not wait."""
-        layout = batch.layout()
+        jobs = [self.actor_job(batch, now, share)]
+        jobs += [self.critic_job(c, batch, now, share) for c in range(len(self.policy.critics))]
+        results = iter(self.threads.run([piece for job in jobs for piece in job.pieces]))
+        losses, *values = (job.finish([next(results) for _ in job.pieces]) for job in jobs)
+        return losses, values
 
-        def actor() -> ActorLosses:
-            losses = actor_losses(self.policy, batch, layout, now, self.adversary)
+    def actor_job(self, batch: SequenceBatch, now: Knobs, share: float) -> Job:
+        if self.compiled_actor is not None and self.compiled_actor.trunk.free:
+            return self.compiled_actor.job(batch, now, share)
+
+        def gradient() -> ActorLosses:
+            losses = actor_losses(self.policy, batch, batch.layout(), now, self.adversary)
             (losses.total * share).backward()  # type: ignore[no-untyped-call]
             return losses
 
-        def critic(c: int) -> CriticLoss:
-            loss = critic_loss(self.policy, c, batch, layout)
+        return Job([gradient], lambda results: results[0])
+
+    def critic_job(self, c: int, batch: SequenceBatch, now: Knobs, share: float) -> Job:
+        compiled = self.compiled_critics[c]
+        if compiled is not None and compiled.trunk.free:
+            return compiled.job(batch, now, share)
+
+        def gradient() -> CriticLoss:
+            loss = critic_loss(self.policy, c, batch, batch.layout())
             (loss.total * (now.vf_coef * share)).backward()  # type: ignore[no-untyped-call]
             return CriticLoss(loss.value.detach(), loss.risk_value.detach())
 
-        critics = [partial(critic, c) for c in range(len(self.policy.critics))]
-        losses, *values = self.threads.run([actor, *critics])
-        return losses, values
+        return Job([gradient], lambda results: results[0])
+
+    def differentiate_in_torch(self) -> None:
+        """Leave the compiled loops aside: the same gradients by torch's own means, to compare with."""
+        self.compiled_actor, self.compiled_critics = None, [None] * len(self.policy.critics)
 
     def apply_gradients(self, now: Knobs, loss: float) -> Mapping[Metric, float]:
         """Observe, damp, clip, step, commit. A gradient that is not finite changes nothing."""

@@ -1,0 +1,304 @@
+"""A trunk and the last layer of its head in compiled loops, there and back.
+
+All weights are read from one flat array, and all gradients are added to another of the same layout, so that one
+compilation serves every architecture. Intermediate results go to room that is used again for the next batch.
+
+Arrays: L steps, B sequences of a batch, b of them at a time, H units, F inputs; K = H + F + 1 columns of
+[hidden | input | 1] and of their weights, [hidden | input | bias].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tailguard.policy.blas import Array, compiled, product
+from tailguard.policy.lstm_kernel import ONE, ZERO, backward_kernel, forward_kernel, tanh
+from tailguard.policy.recurrent import LSTM
+
+ACTIVATIONS = ("tanh", "relu")
+
+
+class Shape(NamedTuple):
+    """Where the weights of a trunk lie in the flat array."""
+
+    n_layers: int  # of memory
+    n_units: int
+    n_inputs: int
+    recurrent: Array  # (layers, 3) where hidden weights, input weights and biases begin
+    dense: Array  # (linear layers, 4) where weights and biases begin; outputs, inputs
+    rectify: bool  # ReLU between the linear layers, or tanh; nothing follows the last
+
+
+class Room(NamedTuple):
+    """Where the results of b sequences go."""
+
+    kept: Array  # (L, b) 0 where an episode starts, 1 elsewhere
+    first: Array  # (layers, b, H) cells before the first step
+    packed: Array  # weights of the memory, (4H, K) per layer
+    d_packed: Array  # their gradients
+    joined: Array  # (L, b, K) per layer
+    gates: Array  # (layers, L, b, 4, H)
+    cells: Array  # (layers, L, b, H)
+    squashed: Array  # (layers, L, b, H) tanh of the cells
+    hidden: Array  # (layers, L, b, H)
+    d_hidden: Array  # (L, b, H)
+    d_past: Array  # (2, b, H) of hidden states and cells one step back
+    outs: Array  # (L b, outputs) per linear layer
+    d_outs: Array  # their gradients
+
+
+class Seen(NamedTuple):
+    """What a trunk reads of a batch."""
+
+    x: Array  # (L, B, F)
+    starts: Array  # (L, B)
+    hidden: Array  # (layers, B, H) before the first step
+    cell: Array  # (layers, B, H)
+
+
+def shape_of(memory: LSTM, linear: Sequence[nn.Linear], activation: str, begins: Callable[[Tensor], int]) -> Shape:
+    """`begins` says where a parameter lies."""
+    parts = zip(memory.hidden_weight, memory.input_weight, memory.bias, strict=True)
+    dense = [(begins(layer.weight), begins(layer.bias), layer.out_features, layer.in_features) for layer in linear]
+    return Shape(
+        memory.n_layers,
+        memory.out_features,
+        int(memory.input_weight[0].shape[1]),
+        np.array([[begins(part) for part in layer] for layer in parts], np.int64),
+        np.array(dense, np.int64),
+        activation == "relu",
+    )
+
+
+def aligned_zeros(*extents: int) -> Array:
+    """Zeros that begin where torch's tensors do: the last bits of a matrix product depend on where its arrays lie."""
+    return torch.zeros(extents).numpy()
+
+
+def room_for(shape: Shape, n_steps: int, n_sequences: int) -> Room:
+    """Room for that many sequences at a time."""
+    layers, units = shape.n_layers, shape.n_units
+    n_columns = sum(columns(shape, k) for k in range(layers))
+    n_outputs = int(shape.dense[:, 2].sum())
+
+    return Room(
+        kept=aligned_zeros(n_steps, n_sequences),
+        first=aligned_zeros(layers, n_sequences, units),
+        packed=aligned_zeros(4 * units * n_columns),
+        d_packed=aligned_zeros(4 * units * n_columns),
+        joined=aligned_zeros(n_steps * n_sequences * n_columns),
+        gates=aligned_zeros(layers, n_steps, n_sequences, 4, units),
+        cells=aligned_zeros(layers, n_steps, n_sequences, units),
+        squashed=aligned_zeros(layers, n_steps, n_sequences, units),
+        hidden=aligned_zeros(layers, n_steps, n_sequences, units),
+        d_hidden=aligned_zeros(n_steps, n_sequences, units),
+        d_past=aligned_zeros(2, n_sequences, units),
+        outs=aligned_zeros(n_steps * n_sequences * n_outputs),
+        d_outs=aligned_zeros(n_steps * n_sequences * n_outputs),
+    )
+
+
+# where things are
+
+
+@compiled
+def columns(shape, k):  # type: ignore[no-untyped-def]
+    """K of a layer of memory."""
+    return shape.n_units + (shape.n_inputs if k == 0 else shape.n_units) + 1
+
+
+@compiled
+def columns_before(shape, k):  # type: ignore[no-untyped-def]
+    return 0 if k == 0 else columns(shape, 0) + (k - 1) * columns(shape, 1)
+
+
+@compiled
+def packed_of(shape, packed, k):  # type: ignore[no-untyped-def]
+    """(4H, K)"""
+    rows, width = 4 * shape.n_units, columns(shape, k)
+    first = rows * columns_before(shape, k)
+    return packed[first : first + rows * width].reshape(rows, width)
+
+
+@compiled
+def joined_of(shape, room, k):  # type: ignore[no-untyped-def]
+    """(L, b, K)"""
+    n_steps, size = room.kept.shape
+    width = columns(shape, k)
+    first = n_steps * size * columns_before(shape, k)
+    return room.joined[first : first + n_steps * size * width].reshape(n_steps, size, width)
+
+
+@compiled
+def out_of(shape, outs, rows, k):  # type: ignore[no-untyped-def]
+    """(rows, outputs) of the k-th linear layer."""
+    first = rows * shape.dense[:k, 2].sum()
+    width = shape.dense[k, 2]
+    return outs[first : first + rows * width].reshape(rows, width)
+
+
+@compiled
+def last_out(shape, room, outs):  # type: ignore[no-untyped-def]
+    return out_of(shape, outs, room.kept.size, len(shape.dense) - 1)
+
+
+@compiled
+def weight_of(shape, flat, k):  # type: ignore[no-untyped-def]
+    """(outputs, inputs) of the k-th linear layer."""
+    first, _, n_out, n_in = shape.dense[k]
+    return flat[first : first + n_out * n_in].reshape(n_out, n_in)
+
+
+@compiled
+def bias_of(shape, flat, k):  # type: ignore[no-untyped-def]
+    return flat[shape.dense[k, 1] : shape.dense[k, 1] + shape.dense[k, 2]]
+
+
+@compiled
+def pack(shape, flat, packed):  # type: ignore[no-untyped-def]
+    """Lay the memory's weights out as [hidden | input | bias]."""
+    for k in range(shape.n_layers):
+        rows = packed_of(shape, packed, k)
+        n_inputs = rows.shape[1] - shape.n_units - 1
+        hidden, entry, bias = shape.recurrent[k]
+        for r in range(len(rows)):
+            rows[r, : shape.n_units] = flat[hidden + r * shape.n_units : hidden + (r + 1) * shape.n_units]
+            rows[r, shape.n_units : -1] = flat[entry + r * n_inputs : entry + (r + 1) * n_inputs]
+            rows[r, -1] = flat[bias + r]
+
+
+@compiled
+def unpack(shape, packed, flat):  # type: ignore[no-untyped-def]
+    """The way back."""
+    for k in range(shape.n_layers):
+        rows = packed_of(shape, packed, k)
+        n_inputs = rows.shape[1] - shape.n_units - 1
+        hidden, entry, bias = shape.recurrent[k]
+        for r in range(len(rows)):
+            flat[hidden + r * shape.n_units : hidden + (r + 1) * shape.n_units] = rows[r, : shape.n_units]
+            flat[entry + r * n_inputs : entry + (r + 1) * n_inputs] = rows[r, shape.n_units : -1]
+            flat[bias + r] = rows[r, -1]
+
+
+# there
+
+
+@compiled
+def trunk_forward(blas, shape, flat, room, seen, low, high):  # type: ignore[no-untyped-def]
+    """Fill the room for sequences low .. high (as many as it holds; the rest sees zeros); the weights are packed."""
+    take_up(shape, room, seen, low, high)
+    n_steps, size, n_units = room.d_hidden.shape
+    for k in range(shape.n_layers):
+        joined, hidden = joined_of(shape, room, k), room.hidden[k]
+        for t in range(n_steps):
+            for i in range(size):
+                joined[t, i, -1] = ONE
+        if k > 0:
+            joined[:, :, n_units : 2 * n_units] = room.hidden[k - 1]
+        forward_kernel(
+            blas,
+            packed_of(shape, room.packed, k),
+            room.kept,
+            room.first[k],
+            joined,
+            room.gates[k],
+            room.cells[k],
+            room.squashed[k],
+            hidden,
+        )
+    dense_forward(blas, shape, flat, room.hidden[shape.n_layers - 1].reshape(n_steps * size, n_units), room.outs)
+
+
+@compiled
+def take_up(shape, room, seen, low, high):  # type: ignore[no-untyped-def]
+    """Copy inputs, first states and episode starts."""
+    n_steps, size, n_units = room.d_hidden.shape
+    for i in range(size):
+        s, there = low + i, low + i < high
+        for k in range(shape.n_layers):
+            joined = joined_of(shape, room, k)
+            for j in range(n_units):
+                joined[0, i, j] = seen.hidden[k, s, j] if there else ZERO
+                room.first[k, i, j] = seen.cell[k, s, j] if there else ZERO
+        entry = joined_of(shape, room, 0)
+        for t in range(n_steps):
+            room.kept[t, i] = ZERO if there and t > 0 and seen.starts[t, s] else ONE
+            for j in range(shape.n_inputs):
+                entry[t, i, n_units + j] = seen.x[t, s, j] if there else ZERO
+
+
+@compiled
+def dense_forward(blas, shape, flat, x, outs):  # type: ignore[no-untyped-def]
+    """Linear layers with their activations; x: (rows, H)."""
+    rows, last = len(x), len(shape.dense) - 1
+    for k in range(last + 1):
+        out, bias = out_of(shape, outs, rows, k), bias_of(shape, flat, k)
+        entry = out_of(shape, outs, rows, k - 1) if k > 0 else x
+        product(blas, entry, False, weight_of(shape, flat, k), True, out, False)
+        width = out.shape[1]
+        for m in range(rows):
+            for j in range(width):
+                out[m, j] += bias[j]
+            if k < last and shape.rectify:
+                for j in range(width):
+                    out[m, j] = max(out[m, j], ZERO)
+            elif k < last:
+                for j in range(width):
+                    out[m, j] = tanh(out[m, j])
+
+
+# and back
+
+
+@compiled
+def trunk_backward(blas, shape, flat, room, gradient):  # type: ignore[no-untyped-def]
+    """Add to `gradient` and `room.d_packed` what the last of `room.d_outs` says."""
+    n_steps, size, n_units = room.d_hidden.shape
+    rows, top = n_steps * size, shape.n_layers - 1
+    d_hidden = room.d_hidden.reshape(rows, n_units)
+    dense_backward(blas, shape, flat, room.hidden[top].reshape(rows, n_units), room, d_hidden, gradient)
+    for k in range(top, -1, -1):
+        weight, gates, joined = packed_of(shape, room.packed, k), room.gates[k], joined_of(shape, room, k)
+        backward_kernel(
+            blas,
+            weight[:, :n_units],
+            room.kept,
+            room.first[k],
+            gates,
+            room.cells[k],
+            room.squashed[k],
+            room.d_hidden,
+            room.d_past,
+        )
+        d_gates = gates.reshape(rows, 4 * n_units)
+        d_weight = packed_of(shape, room.d_packed, k)
+        product(blas, d_gates, True, joined.reshape(rows, joined.shape[2]), False, d_weight, True)
+        if k > 0:
+            product(blas, d_gates, False, weight[:, n_units : 2 * n_units], False, d_hidden, False)
+
+
+@compiled
+def dense_backward(blas, shape, flat, x, room, d_x, gradient):  # type: ignore[no-untyped-def]
+    """Add to the gradient of weights and biases, fill that of the input."""
+    rows, last = len(x), len(shape.dense) - 1
+    for k in range(last, -1, -1):
+        out, d_out = out_of(shape, room.outs, rows, k), out_of(shape, room.d_outs, rows, k)
+        d_bias, width = bias_of(shape, gradient, k), out.shape[1]
+        for m in range(rows):
+            if k < last and shape.rectify:
+                for j in range(width):
+                    d_out[m, j] = d_out[m, j] if out[m, j] > ZERO else ZERO
+            elif k < last:
+                for j in range(width):
+                    d_out[m, j] *= ONE - out[m, j] * out[m, j]
+            for j in range(width):
+                d_bias[j] += d_out[m, j]
+        entry = out_of(shape, room.outs, rows, k - 1) if k > 0 else x
+        d_entry = out_of(shape, room.d_outs, rows, k - 1) if k > 0 else d_x
+        product(blas, d_out, True, entry, False, weight_of(shape, gradient, k), True)
+        product(blas, d_out, False, weight_of(shape, flat, k), False, d_entry, False)

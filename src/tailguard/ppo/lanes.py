@@ -1,0 +1,304 @@
+"""Gradients of the actor's and the critics' losses in compiled loops, from the sequences to the weights.
+
+objective.py with torch's gradients remains the definition, the oracle, and the path of everything these loops do not
+know: GRU, other devices and activations, squashed actions, categorical critics, clipped values, the risk value.
+
+A batch is always cut into the same two lanes, and their gradients are added in the same order, so that any number of
+threads gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tailguard.losses.surrogate import actor_objective_kernel
+from tailguard.losses.value import quantile_huber_kernel
+from tailguard.optim.flat import ParameterVector
+from tailguard.policy import RecurrentPolicy, State
+from tailguard.policy.action_heads import ActionHead, CategoricalHead, GaussianHead
+from tailguard.policy.blas import Array, Blas, blas, compiled
+from tailguard.policy.critics import QuantileHead
+from tailguard.policy.head_kernels import law_slopes, law_terms
+from tailguard.policy.lstm_kernel import ZERO
+from tailguard.policy.policy import Trunk
+from tailguard.policy.recurrent import LSTM
+from tailguard.policy.trunk_kernel import (
+    Room,
+    Seen,
+    Shape,
+    aligned_zeros,
+    last_out,
+    pack,
+    room_for,
+    shape_of,
+    trunk_backward,
+    trunk_forward,
+    unpack,
+)
+from tailguard.ppo.objective import ActorLosses, CriticLoss, Knobs
+from tailguard.rollout import SequenceBatch
+
+N_LANES = 2
+MOST_SEQUENCES = 64  # at a time: more would only need more room
+
+
+class Job(NamedTuple):
+    """The gradient of one trunk: pieces that may run at the same time, and what is made of their results."""
+
+    pieces: Sequence[Callable[[], Any]]
+    finish: Callable[[list[Any]], Any]
+
+
+class Lane(NamedTuple):
+    """One share of a batch, and what belongs to it alone."""
+
+    blas: Blas
+    shape: Shape
+    weights: Array  # (P,) of the trunk and its head
+    gradient: Array  # (P,)
+    room: Room
+    seen: Seen
+    low: int
+    high: int
+
+
+class Taken(NamedTuple):
+    """What the actor's loss reads of a batch, (L, B, ...), and how it weighs its terms."""
+
+    actions: Array
+    log_probs: Array
+    advantages: Array
+    valid: Array
+    weights: Array  # (3,) clip range, entropy coefficient, KL coefficient
+    n_samples: float  # what the sum of gradients is divided by
+    log_std: tuple[int, int]  # where it lies among the weights; nowhere for a categorical law
+
+
+class Lesson(NamedTuple):
+    """What a critic's loss reads of a batch."""
+
+    target: Array  # (L, B, K)
+    valid: Array  # (L, B)
+    levels: Array  # (Q,)
+    kappa: np.float32
+    factor: np.float32  # on the gradient of each sample
+
+
+class CompiledTrunk:
+    """A trunk with its head, ready for the loops: weights and gradients are stretches of the flat vector."""
+
+    def __init__(self, vector: ParameterVector, memory: LSTM, trunk: Trunk, head: nn.Module, last: nn.Linear) -> None:
+        inside = {id(parameter) for module in (trunk, head) for parameter in module.parameters()}
+        spans = [vector.where(parameter) for parameter in vector.parameters if id(parameter) in inside]
+        self.vector, self.start, self.stop = vector, spans[0].start, spans[-1].stop
+        self.shape = shape_of(memory, trunk.linear(last), trunk.activation, self.begins)
+        self.parameters = [parameter for parameter in vector.parameters if id(parameter) in inside]
+        self.gradients = [aligned_zeros(self.stop - self.start) for _ in range(N_LANES)]
+        self.rooms: dict[tuple[int, int, int], Room] = {}
+
+    def begins(self, parameter: Tensor) -> int:
+        """Where a parameter lies in the stretch."""
+        return int(self.vector.where(parameter).start - self.start)
+
+    @property
+    def free(self) -> bool:
+        """No parameter has a hook: hooks are torch's, and only torch would call them."""
+        return not any(parameter._backward_hooks for parameter in self.parameters)
+
+    def lanes(self, batch: SequenceBatch, state: State) -> list[Lane]:
+        """Two halves of a batch."""
+        weights = self.vector.flat.detach().numpy()[self.start : self.stop]
+        seen = Seen(batch.observations.numpy(), batch.starts, *(part.contiguous().numpy() for part in state))
+        n_steps, n_sequences = batch.valid.shape
+        middle = -(-n_sequences // N_LANES)
+        size = min(middle, MOST_SEQUENCES)
+        lanes = []
+        for i, (low, high) in enumerate(((0, middle), (middle, n_sequences))):
+            room = self.room(n_steps, size, i)
+            lanes.append(Lane(blas(), self.shape, weights, self.gradients[i], room, seen, low, high))
+        return lanes
+
+    def room(self, n_steps: int, size: int, lane: int) -> Room:
+        """Made once; only the latest sizes are kept."""
+        key = (n_steps, size, lane)
+        if key not in self.rooms:
+            if len(self.rooms) >= 4 * N_LANES:
+                self.rooms.clear()
+            self.rooms[key] = room_for(self.shape, n_steps, size)
+        return self.rooms[key]
+
+    def leave_gradient(self) -> None:
+        """Hand over the sum of the lanes' gradients."""
+        first, second = self.gradients
+        self.vector.add_gradient(self.start, torch.from_numpy(first + second))
+
+
+# the actor
+
+
+class CompiledActor:
+    """The actor's losses and their gradient."""
+
+    def __init__(self, trunk: CompiledTrunk, head: ActionHead) -> None:
+        self.trunk, self.log_std = trunk, (0, 0)
+        if isinstance(head, GaussianHead):
+            first = trunk.begins(head.log_std)
+            self.log_std = (first, first + head.action_dim)
+
+    @classmethod
+    def of(cls, policy: RecurrentPolicy, vector: ParameterVector) -> CompiledActor | None:
+        """None where the loops do not know the policy."""
+        head = policy.action_head
+        plain_gaussian = isinstance(head, GaussianHead) and head.bounds == "clip"
+        plain_choice = isinstance(head, CategoricalHead) and not head.ragged
+        memory = policy.actor.compiled_memory(head.last_layer) if plain_gaussian or plain_choice else None
+        if memory is None:
+            return None
+        return cls(CompiledTrunk(vector, memory, policy.actor, head, head.last_layer), head)
+
+    def job(self, batch: SequenceBatch, now: Knobs, share: float) -> Job:
+        """`share` of the gradient of the batch's mean losses."""
+        lanes = self.trunk.lanes(batch, batch.actor_state)
+        n_valid = max(int(batch.valid.sum()), 1)
+        weights = np.array([now.clip_range, now.ent_coef, now.kl_beta])
+        taken = Taken(
+            batch.actions.numpy(),
+            batch.log_probs.numpy(),
+            batch.advantages.numpy(),
+            batch.valid.numpy(),
+            weights,
+            n_valid / share,
+            self.log_std,
+        )
+
+        def finish(sums: list[Array]) -> ActorLosses:
+            self.trunk.leave_gradient()
+            surrogate, entropy, kl, clipped = (sums[0][:4] + sums[1][:4]) / n_valid
+            total = surrogate - now.ent_coef * entropy + now.kl_beta * kl
+            policy, bonus, divergence = (torch.tensor(mean) for mean in (surrogate, entropy, kl))
+            return ActorLosses(torch.tensor(total), policy, bonus, divergence, clipped, max(sums[0][4], sums[1][4]))
+
+        return Job([partial(actor_lane, lane, taken) for lane in lanes], finish)
+
+
+@compiled
+def actor_lane(lane, taken):  # type: ignore[no-untyped-def]
+    """Fill a lane's gradient; returns the sums of actor_objective_kernel."""
+    blas, shape, weights, gradient, room, seen, start, end = lane
+    n_steps, size = room.kept.shape
+    rows, output, d_output = n_steps * size, last_out(shape, room, room.outs), last_out(shape, room, room.d_outs)
+    low, high = taken.log_std
+    log_std, d_log_std = weights[low:high], gradient[low:high]
+    parameters = np.zeros((rows, output.shape[1] + log_std.size), np.float32)
+    actions = np.zeros((rows, taken.actions.shape[2]), np.float32)
+    flat, valid = np.zeros((6, rows), np.float32), np.zeros(rows, np.bool_)
+    old, advantage, log_prob = flat[0], flat[1], flat[2]
+    entropy, d_log_prob, d_entropy = flat[3], flat[4], flat[5]
+    sums = np.zeros(5)
+    begin(shape, weights, gradient, room)
+    for low in range(start, end, size):
+        trunk_forward(blas, shape, weights, room, seen, low, end)
+        gather_taken(taken, low, end, actions, old, advantage, valid)
+        law_terms(output, log_std, actions, parameters, log_prob, entropy)
+        some = actor_objective_kernel(
+            log_prob, entropy, old, advantage, valid, taken.weights, taken.n_samples, d_log_prob, d_entropy
+        )
+        sums[:4] += some[:4]
+        sums[4] = max(sums[4], some[4])
+        law_slopes(actions, parameters, d_log_prob, d_entropy, d_output, d_log_std)
+        trunk_backward(blas, shape, weights, room, gradient)
+    unpack(shape, room.d_packed, gradient)
+    return sums
+
+
+@compiled
+def begin(shape, weights, gradient, room):  # type: ignore[no-untyped-def]
+    """Weights laid out for the memory's products, gradients at zero."""
+    pack(shape, weights, room.packed)
+    room.d_packed[:] = ZERO
+    gradient[:] = ZERO
+
+
+@compiled
+def gather_taken(taken, low, high, actions, old, advantage, valid):  # type: ignore[no-untyped-def]
+    """Rows (t, i) of the sequences from `low` on; whatever is not valid becomes zero."""
+    n_steps = taken.valid.shape[0]
+    size = len(valid) // n_steps
+    for t in range(n_steps):
+        for i in range(size):
+            m, s = t * size + i, low + i
+            valid[m] = s < high and taken.valid[t, s]
+            old[m] = taken.log_probs[t, s] if valid[m] else ZERO
+            advantage[m] = taken.advantages[t, s] if valid[m] else ZERO
+            for a in range(actions.shape[1]):
+                actions[m, a] = taken.actions[t, s, a] if valid[m] else ZERO
+
+
+# the critics
+
+
+class CompiledCritic:
+    """One critic's loss and its gradient."""
+
+    def __init__(self, trunk: CompiledTrunk, head: QuantileHead, c: int) -> None:
+        self.trunk, self.c = trunk, c
+        self.levels, self.kappa = np.array(head.levels, np.float32), np.float32(head.config.huber_kappa)
+
+    @classmethod
+    def of(cls, policy: RecurrentPolicy, vector: ParameterVector, c: int) -> CompiledCritic | None:
+        """None where the loops do not know the critic."""
+        critic = policy.critic_list[c]
+        head = critic.head
+        serves_the_risk_value = policy.risk_value is not None and c == 0
+        if not isinstance(head, QuantileHead) or head.config.value_clip is not None or serves_the_risk_value:
+            return None
+        memory = critic.trunk.compiled_memory(head.last_layer)
+        if memory is None:
+            return None
+        return cls(CompiledTrunk(vector, memory, critic.trunk, head, head.last_layer), head, c)
+
+    def job(self, batch: SequenceBatch, now: Knobs, share: float) -> Job:
+        """`share` of the gradient of the batch's mean loss, weighed by vf_coef."""
+        lanes = self.trunk.lanes(batch, batch.critic_states[self.c])
+        n_valid = max(int(batch.valid.sum()), 1)
+        factor = np.float32(now.vf_coef * share / n_valid)
+        lesson = Lesson(batch.target.numpy(), batch.valid.numpy(), self.levels, self.kappa, factor)
+
+        def finish(sums: list[float]) -> CriticLoss:
+            self.trunk.leave_gradient()
+            return CriticLoss(torch.tensor(sum(sums) / n_valid), torch.zeros(()))
+
+        return Job([partial(critic_lane, lane, lesson) for lane in lanes], finish)
+
+
+@compiled
+def critic_lane(lane, lesson):  # type: ignore[no-untyped-def]
+    """Fill a lane's gradient; returns the sum of its losses."""
+    blas, shape, weights, gradient, room, seen, start, end = lane
+    n_steps, size = room.kept.shape
+    rows, output, d_output = n_steps * size, last_out(shape, room, room.outs), last_out(shape, room, room.d_outs)
+    samples, loss = np.zeros((rows, lesson.target.shape[2]), np.float32), np.zeros(rows, np.float32)
+    total = 0.0
+    begin(shape, weights, gradient, room)
+    for low in range(start, end, size):
+        trunk_forward(blas, shape, weights, room, seen, low, end)
+        here = min(size, end - low)
+        for t in range(n_steps):
+            for i in range(here):
+                samples[t * size + i] = lesson.target[t, low + i]
+        quantile_huber_kernel(output, samples, lesson.levels, lesson.kappa, loss, d_output)
+        for t in range(n_steps):
+            for i in range(size):
+                m, counts = t * size + i, i < here and lesson.valid[t, low + i]
+                total += float(loss[m]) if counts else 0.0
+                for q in range(d_output.shape[1]):
+                    d_output[m, q] = lesson.factor * d_output[m, q] if counts else ZERO
+        trunk_backward(blas, shape, weights, room, gradient)
+    unpack(shape, room.d_packed, gradient)
+    return total

@@ -1,0 +1,108 @@
+"""The compiled gradients against torch's own, for everything they know, and what they leave to torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch.testing import assert_close
+
+from tailguard import DistributionalPPO
+from tests.agents import collected, tiny_agent
+from tests.environments import Identity, cartpole, pendulum, vectorized
+from tests.ppo.test_update import flat_gradient
+
+ENVS = {
+    "categorical": lambda: cartpole(4, 0),
+    "gaussian": lambda: pendulum(4, 0),
+    "choices": lambda: vectorized(lambda: Identity(spaces.MultiDiscrete([3, 3])), 4),
+}
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"policy_kwargs": {"n_lstm_layers": 2, "activation_fn": "relu", "net_arch": [8, 6]}},
+    {"policy_kwargs": {"net_arch": []}, "ent_coef": 0.1, "kl_penalty": {"target": 0.01, "beta": 0.5}},
+]
+
+
+def moved(env: str, settings: dict[str, Any]) -> DistributionalPPO:
+    """An agent that has left the policy its rollout was collected with, one sample in five of it masked."""
+    agent = collected(tiny_agent(ENVS[env](), **settings))
+    for parameter in agent.policy.parameters():
+        parameter.data.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    agent.rollout_buffer.valid[:] = np.random.default_rng(0).random(agent.rollout_buffer.valid.shape) < 0.8
+    return agent
+
+
+@pytest.mark.parametrize("micro", [None, 3])
+@pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "deep", "flat"])
+@pytest.mark.parametrize("env", ENVS)
+def test_gradients_and_figures_equal_torchs(env: str, settings: dict[str, Any], micro: int | None) -> None:
+    agent = moved(env, settings)
+    batch = agent.sequences()
+    assert agent.learner.compiled_actor is not None
+    assert None not in agent.learner.compiled_critics
+    found = flat_gradient(agent, batch, micro)
+    figures = figures_of(agent, batch)
+    agent.learner.differentiate_in_torch()
+    expected = flat_gradient(agent, batch, micro)
+    assert_close(found, expected, atol=1e-6, rtol=1e-4)
+    assert float(expected.abs().max()) > 1e-3
+    assert figures == pytest.approx(figures_of(agent, batch), rel=1e-4, abs=1e-6)
+
+
+def figures_of(agent: DistributionalPPO, batch: Any) -> list[float]:
+    """Everything the actor's and the critics' losses report."""
+    actor, critics = agent.learner.backward(batch, agent.knobs(), 1.0)
+    return [float(torch.as_tensor(figure).detach()) for figure in (*actor, *(loss.value for loss in critics))]
+
+
+@pytest.mark.parametrize("n_threads", [2, 3, 6])
+def test_any_number_of_threads_gives_the_same_bits(n_threads: int) -> None:
+    agents = [tiny_agent(update_threads=n) for n in (1, n_threads)]
+    for agent in agents:
+        agent.learn(4 * 32 * 4)
+    for one, two in zip(*(agent.policy.parameters() for agent in agents), strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize(
+    ("settings", "actor", "critics"),
+    [
+        ({"policy_kwargs": {"memory": "gru"}}, False, [False, False]),
+        ({"policy": "MlpPolicy"}, False, [False, False]),
+        ({"policy_kwargs": {"activation_fn": "elu"}}, False, [False, False]),
+        ({"critic": {"kind": "categorical"}}, True, [False, False]),
+        ({"critic": {"value_clip": 0.5}}, True, [False, False]),
+        ({"adversary": {"epsilon": 0.1}}, False, [True, True]),
+        ({"risk": {"mode": "episode", "weight": 0.5, "horizon": 16}}, True, [False, True]),
+    ],
+    ids=str,
+)
+def test_what_the_loops_do_not_know_goes_to_torch(settings: dict[str, Any], actor: bool, critics: list[bool]) -> None:
+    agent = tiny_agent(**settings)
+    assert (agent.learner.compiled_actor is not None) is actor
+    assert [critic is not None for critic in agent.learner.compiled_critics] == critics
+    agent.learn(4 * 32)
+
+
+def test_a_squashed_policy_goes_to_torch() -> None:
+    agent = tiny_agent(pendulum(4, 0), policy_kwargs={"action_bounds": "squash"})
+    assert agent.learner.compiled_actor is None
+
+
+def test_a_value_that_is_not_finite_is_not_hidden() -> None:
+    agent = collected(tiny_agent())
+    batch = agent.sequences()
+    batch.observations[3, 2, 0] = float("nan")
+    assert not torch.isfinite(flat_gradient(agent, batch, None)).all()
+
+
+def test_a_hook_on_a_parameter_is_called() -> None:
+    agent = collected(tiny_agent())
+    batch = agent.sequences()
+    span = agent.learner.vector.where(agent.policy.actor.layers[0].weight)
+    agent.policy.actor.layers[0].weight.register_hook(lambda gradient: 0.0 * gradient)
+    assert not flat_gradient(agent, batch, None)[span].any()
