@@ -88,9 +88,9 @@ def measure(request: Request) -> dict[str, float]:
     """Steps per second, by both clocks, of whole rollout-and-update cycles that last at least `seconds`."""
     learner, case = LEARNERS[request.who], request.case
     work = Work(N_EPOCHS, case.rollout) if request.who == OURS else case.peer_work()
-    if learner.warms_up:  # imports, kernels, allocator
-        small = replace(case, n_steps=case.sequence)
-        learner.make(small, make_env(small), small.peer_work(), request.threads).learn(small.rollout)
+    if learner.warm_up:  # imports, kernels, allocator
+        small = replace(case, n_envs=min(8, case.n_envs), n_steps=min(128, case.n_steps))
+        learner.make(small, make_env(small), small.peer_work(), request.threads).learn(learner.warm_up * small.rollout)
     clock, model = Clock(), learner.make(case, make_env(case), work, request.threads)
     clock.wrap(model, "collect_rollouts", "rollout")
     clock.wrap(model, "train", "update")

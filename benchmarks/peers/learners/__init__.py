@@ -21,7 +21,7 @@ class Learner:
     module: str
     note: str
     packages: tuple[str, ...] = ()
-    warms_up: bool = True  # False where everything is compiled for the sizes of a case, when it is made
+    warm_up: int = 1  # small cycles before the clock starts; 0 where `make` compiles for the sizes of a case
 
     def make(self, case: Case, env: Any, work: Work, threads: int) -> Any:
         return import_module(f"benchmarks.peers.learners.{self.module}").make(case, env, work, threads)
@@ -29,7 +29,12 @@ class Learner:
 
 OURS = "ours"
 LEARNERS = {
-    OURS: Learner("Ours", "ours", "twin critics of 32 quantiles, AdaptiveUPGD, gradient noise measured"),
+    OURS: Learner(
+        "Ours",
+        "ours",
+        "twin critics of 32 quantiles, AdaptiveUPGD, gradient noise measured",
+        warm_up=3,  # until episodes have ended: that too has compiled loops
+    ),
     "recurrent_ppo": Learner("RecurrentPPO", "recurrent_ppo", "sb3-contrib's"),
     "cleanrl": Learner(
         "CleanRL-style loop", "cleanrl_style", "one call of nn.LSTM per step, batches of whole environments"
@@ -40,6 +45,6 @@ LEARNERS = {
         "jax_ppo",
         "whole rollouts and updates compiled; the trading environment is stepped from the host",
         ("jax==0.10.2",),
-        warms_up=False,
+        warm_up=0,
     ),
 }
