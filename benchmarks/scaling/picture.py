@@ -30,6 +30,8 @@ def draw(found: dict[Sweep, Found], path: Path) -> None:
         above.loglog(values, linear, lw=0.8, ls=":", color="grey", label="linear")
         below.loglog(values, [max(row["memory"], 1.0) for _, row in rows], marker=".", color="tab:orange")
         below.set_xlabel(sweep.title)
+        for axis in (above, below):
+            axis.minorticks_off()  # thousands of them would be most of the file
     axes[0, 0].set_ylabel("CPU s per rollout and update")
     axes[1, 0].set_ylabel("memory, MB")
     axes[0, 0].legend(frameon=False)
