@@ -21,7 +21,7 @@ from numba import njit
 from benchmarks.peers.cases import LAYERS, Case, make_env
 from benchmarks.results import markdown_table, write_section
 from tailguard import DistributionalPPO
-from tailguard.policy.lstm_kernel import NO_TRANSPOSE, multiply, sgemm_address
+from tailguard.policy.blas import blas, product
 
 GIGA = 1e9
 LARGE = 1024  # a square product this large runs at the machine's full rate
@@ -54,10 +54,10 @@ def products(hidden: int, n_inputs: int, n_sequences: int, n_samples: int) -> li
 
 
 @njit
-def repeat(sgemm, letters, sizes, factors, left, right, result, times):  # type: ignore[no-untyped-def]
-    """The same product many times in a compiled loop; Fortran sees every array transposed."""
+def repeat(library, left, right, result, times):  # type: ignore[no-untyped-def]
+    """The same product many times in a compiled loop."""
     for _ in range(times):
-        multiply(sgemm, letters, sizes, factors, right.ctypes.data, left.ctypes.data, result.ctypes.data)
+        product(library, left, False, right, False, result, False)
 
 
 def rate(run: Callable[[int], None], flops: int, seconds: float) -> float:
@@ -80,17 +80,15 @@ def rates(of: Product, seconds: float) -> tuple[float, float]:
     rng = np.random.default_rng(0)
     left = rng.normal(size=(of.rows, of.inner)).astype(np.float32)
     right = rng.normal(size=(of.inner, of.columns)).astype(np.float32)
-    result = np.empty((of.rows, of.columns), np.float32)
+    result, library = np.empty((of.rows, of.columns), np.float32), blas()
     tensors = torch.from_numpy(left), torch.from_numpy(right), torch.from_numpy(result)
-    sizes = np.array([of.columns, of.rows, of.inner, of.columns, of.inner, of.columns], np.int32)
-    library = sgemm_address(), np.array([NO_TRANSPOSE] * 2, np.uint8), sizes, np.array([1.0, 0.0], np.float32)
 
     def by_torch(times: int) -> None:
         for _ in range(times):
             torch.mm(tensors[0], tensors[1], out=tensors[2])
 
     return rate(by_torch, of.flops, seconds), rate(
-        lambda times: repeat(*library, left, right, result, times), of.flops, seconds
+        lambda times: repeat(library, left, right, result, times), of.flops, seconds
     )
 
 
