@@ -26,6 +26,7 @@ class ParameterVector:
             start = self.offsets[-1]
             parameter.data = self.flat.data[start : start + size].view_as(parameter)
             self.offsets.append(start + size)
+        self.gathered = torch.zeros_like(self.flat.data)
         self.stretches: list[tuple[int, Tensor]] = []
 
     def add_gradient(self, start: int, gradient: Tensor) -> None:
@@ -33,8 +34,11 @@ class ParameterVector:
         self.stretches.append((start, gradient))
 
     def gather_gradients(self) -> Tensor:
-        """All that the parameters and the stretches have gathered; a parameter without a gradient counts as zero."""
-        gathered = torch.zeros_like(self.flat, requires_grad=False)
+        """All that the parameters and the stretches have gathered; a parameter without a gradient counts as zero.
+
+        The tensor is the same every time: whoever wants to keep it makes a copy.
+        """
+        gathered = self.gathered.zero_()
         for parameter, start, size in zip(self.parameters, self.offsets, self.sizes, strict=False):
             if parameter.grad is not None:
                 gathered[start : start + size] = parameter.grad.reshape(-1)
