@@ -117,14 +117,15 @@ def crash(alpha: float = 0.05, cvar_limit: float | None = -0.04, **constants: An
         vf_coef=0.5,
         clip_range=0.4,
         max_grad_norm=2.0,
+        ent_coef=0.02,  # noise stays at its ceiling: a policy moves by a fraction of its noise
         hindsight=True,
         critic={"twin": False, "n_quantiles": 16},
         risk={"mode": "none"} if cvar_limit is None else limited,
     )
-    kwargs: dict[str, Any] = {"memory": "none", "net_arch": [32, 32], "log_std_init": -1.2, "log_std_end": -3.0}
+    kwargs: dict[str, Any] = {"memory": "none", "net_arch": [32, 32], "log_std_init": -1.4, "log_std_end": -3.2}
     if market.cost == 0.0:
         kwargs["hidden_from_critics"] = [1]  # the weight held
-    return Preset("crash", market, config, 6_400_000, n_envs=128, policy_kwargs=kwargs)
+    return Preset("crash", market, config, 3_200_000, n_envs=256, policy_kwargs=kwargs)
 
 
 PRESETS: dict[str, Callable[[], Preset]] = {
