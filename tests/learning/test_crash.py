@@ -35,7 +35,7 @@ def test_without_a_limit_the_agent_takes_the_risk_neutral_optimum() -> None:
 
 
 def test_a_cvar_limit_holds_out_of_sample() -> None:
-    """It holds; that it is used up and earns the constrained optimum of 3.47 % is not claimed (docs/risk.md)."""
+    """It binds; the mean was 80 to 82 % of the constrained optimum, short of the goal of 90 % (docs/risk.md)."""
     mean, cvar = interquartile_mean(over_seeds(out_of_sample, True))
-    assert cvar >= 1.1 * LIMIT
-    assert mean > 0.25 * CrashMarket().cvar_limited(ALPHA, LIMIT).episode_reward
+    assert cvar == pytest.approx(LIMIT, rel=0.1)
+    assert mean > 0.75 * CrashMarket().cvar_limited(ALPHA, LIMIT).episode_reward
