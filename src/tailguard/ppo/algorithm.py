@@ -208,7 +208,7 @@ class DistributionalPPO(BundledAlgorithm):
         if raw is None:
             return False
         self.return_scale.calibrate(rewards_to_go(rollout_buffer.rewards, rollout_buffer.dones, self.config.gamma))
-        judge(self.policy, rollout_buffer, live, self.return_scale.snapshot)
+        judge(self.policy, rollout_buffer, live, self.return_scale.snapshot, self.learner.threads.run)
         estimate_advantages(rollout_buffer, self.config.gamma, self.config.gae_lambda)
         self.risk.judge(self.policy, rollout_buffer, live)
         self.follow_observations(raw)

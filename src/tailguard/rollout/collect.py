@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from tailguard.errors import EnvContractError
 from tailguard.normalization import Affine, ObservationStatistics
-from tailguard.policy import Judged, Layout, RecurrentPolicy, State
+from tailguard.policy import Critic, Judged, Layout, RecurrentPolicy, State
 from tailguard.rollout.advantages import advantages, successor_values
 from tailguard.rollout.buffer import Floats, RolloutBuffer, require_finite
 
@@ -135,40 +136,68 @@ def note_episode_ends(buffer: RolloutBuffer, t: int, dones: NDArray[np.bool_], i
         buffer.terminal_observations[t, int(n)] = np.asarray(last, np.float32).reshape(-1)
 
 
-@torch.inference_mode()
-def judge(policy: RecurrentPolicy, buffer: RolloutBuffer, live: Live, scale: Affine) -> None:
+class Opinion(NamedTuple):
+    """What one critic says of a rollout."""
+
+    states: list[State]  # before each sequence
+    after: State  # after the last step
+    steps: Judged  # (T, N, *)
+    ends: Judged  # (E, *) of truncated episodes' last observations
+    follows: Judged  # (N, *) of the observations after the last step
+
+
+def one_by_one(pieces: Sequence[Callable[[], Any]]) -> list[Any]:
+    return [piece() for piece in pieces]
+
+
+def judge(
+    policy: RecurrentPolicy,
+    buffer: RolloutBuffer,
+    live: Live,
+    scale: Affine,
+    run: Callable[[Sequence[Callable[[], Any]]], list[Any]] = one_by_one,
+) -> None:
     """Let the critics speak over the finished rollout: quantiles of every step, of truncated ends, and of what follows.
 
-    Everything is decoded with one scale and written in raw units (docs/algorithm.md, Algorithm 1, line 4).
+    Everything is decoded with one scale and written in raw units (docs/algorithm.md, Algorithm 1, line 4). The critics
+    do not hear each other: `run` may let them speak at the same time.
     """
-    per_critic: list[Tensor] = []
-    ends: list[Tensor] = []
-    after: list[Tensor] = []
-    buffer.critic_states = [[] for _ in range(0, buffer.n_steps, buffer.sequence_length)]
-    for c, critic in enumerate(policy.critic_list):
-        state = live.critic_states[c]
-        chunks: list[Judged] = []
-        end_chunks: list[Judged] = []
-        for s, first in enumerate(range(0, buffer.n_steps, buffer.sequence_length)):
-            rows = slice(first, min(first + buffer.sequence_length, buffer.n_steps))
-            starts, truncated = buffer.starts[rows], buffer.truncated[rows]
-            state = state.keep(torch.from_numpy(~starts[0]).float())
-            buffer.critic_states[s].append(state)
-            extra = terminal_observations(buffer, rows)
-            obs = torch.from_numpy(buffer.observations[rows])
-            steps, cut_ends, state = critic.evaluate(obs, Layout(starts, truncated), state, extra)
-            chunks.append(steps)
-            end_chunks.append(cut_ends)
-        live.critic_states[c] = state
-        follow = state.keep(torch.from_numpy(~live.starts).float())
-        last, _ = critic.step(torch.from_numpy(buffer.last_observations), follow)
-        after.append(last.quantiles)
-        per_critic.append(torch.cat([chunk.quantiles for chunk in chunks]))
-        ends.append(torch.cat([chunk.quantiles for chunk in end_chunks]))
-        if c == 0 and policy.risk_value is not None:
-            buffer.features = torch.cat([*(chunk.features for chunk in chunks), last.features.unsqueeze(0)])
-            buffer.terminal_features = torch.cat([chunk.features for chunk in end_chunks])
-    write_laws(policy, buffer, per_critic, ends, after, scale)
+    opinions: list[Opinion] = run(
+        [partial(opinion, critic, buffer, live, c) for c, critic in enumerate(policy.critic_list)]
+    )
+    buffer.critic_states = [list(states) for states in zip(*(said.states for said in opinions), strict=True)]
+    live.critic_states = [said.after for said in opinions]
+    if policy.risk_value is not None:
+        first = opinions[0]
+        buffer.features = torch.cat([first.steps.features, first.follows.features.unsqueeze(0)])
+        buffer.terminal_features = first.ends.features
+    steps, ends, follows = ([part.quantiles for part in parts] for parts in list(zip(*opinions, strict=True))[2:])
+    write_laws(policy, buffer, steps, ends, follows, scale)
+
+
+@torch.inference_mode()
+def opinion(critic: Critic, buffer: RolloutBuffer, live: Live, c: int) -> Opinion:
+    """The c-th critic's, sequence by sequence."""
+    state = live.critic_states[c]
+    states: list[State] = []
+    steps: list[Judged] = []
+    ends: list[Judged] = []
+    for first in range(0, buffer.n_steps, buffer.sequence_length):
+        rows = slice(first, min(first + buffer.sequence_length, buffer.n_steps))
+        layout = Layout(buffer.starts[rows], buffer.truncated[rows])
+        state = state.keep(torch.from_numpy(~layout.starts[0]).float())
+        states.append(state)
+        observations = torch.from_numpy(buffer.observations[rows])
+        said, said_of_ends, state = critic.evaluate(observations, layout, state, terminal_observations(buffer, rows))
+        steps.append(said)
+        ends.append(said_of_ends)
+    follow = state.keep(torch.from_numpy(~live.starts).float())
+    follows, _ = critic.step(torch.from_numpy(buffer.last_observations), follow)
+    return Opinion(states, state, joined(steps), joined(ends), follows)
+
+
+def joined(parts: list[Judged]) -> Judged:
+    return Judged(torch.cat([part.quantiles for part in parts]), torch.cat([part.features for part in parts]))
 
 
 def terminal_observations(buffer: RolloutBuffer, rows: slice) -> Tensor:
@@ -177,6 +206,7 @@ def terminal_observations(buffer: RolloutBuffer, rows: slice) -> Tensor:
     return torch.from_numpy(np.stack(found)) if found else torch.zeros(0, buffer.observations.shape[-1])
 
 
+@torch.inference_mode()
 def write_laws(
     policy: RecurrentPolicy,
     buffer: RolloutBuffer,
