@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tailguard.errors import ConfigError
-from tailguard.policy import RecurrentPolicy
+from tailguard.policy import RecurrentPolicy, State
 from tailguard.policy.action_heads import GaussianHead
 from tailguard.policy.recurrent import GRU, LSTM, Memory, NoMemory
 
@@ -62,10 +62,11 @@ class MemoryInterval(NamedTuple):
     cell: list[Interval]
 
 
-def start_of(memory: Memory, n: int) -> MemoryInterval:
-    """Zero, exactly."""
-    zero = [Interval(torch.zeros(n, memory.out_features), torch.zeros(n, memory.out_features))] * memory.n_layers
-    return MemoryInterval(list(zero), list(zero))
+def known(state: State) -> MemoryInterval:
+    """A memory that is known exactly."""
+    hidden = [Interval(layer, layer) for layer in state.hidden]
+    cells = [Interval(layer, layer) for layer in state.cell] if len(state.cell) else hidden  # a GRU has none
+    return MemoryInterval(hidden, cells)
 
 
 def remembered(memory: Memory, x: Interval, state: MemoryInterval) -> tuple[Interval, MemoryInterval]:
@@ -148,12 +149,16 @@ def action_bounds(policy: RecurrentPolicy, lies: Lies) -> list[Interval]:
     head = policy.action_head
     if not isinstance(head, GaussianHead):
         raise ConfigError("A bound on the change of the action needs continuous actions (a Box).")
-    state, found = start_of(policy.actor.memory, len(lies.observations[0])), []
+    memory, found = policy.actor.memory, []
+    actual = policy.initial_state(len(lies.observations[0]))
+    state = known(actual)
     for seen, start in zip(lies.observations, lies.starts, strict=True):
         keep = torch.from_numpy(~start).float().unsqueeze(-1)
         state = MemoryInterval([part.kept(keep) for part in state.hidden], [part.kept(keep) for part in state.cell])
-        features, after = remembered(policy.actor.memory, Interval(seen - lies.radius, seen + lies.radius), state)
-        state = after if lies.always else remembered(policy.actor.memory, Interval(seen, seen), state)[1]
+        actual = actual.keep(keep[:, 0])
+        features, after = remembered(memory, Interval(seen - lies.radius, seen + lies.radius), state)
+        actual = memory.step(seen, actual)[1]
+        state = after if lies.always else known(actual)  # what an agent remembers of the truth is known exactly
         mean = layered(policy.actor.layers, features).linear(head.mean.weight, head.mean.bias)
         found.append(Interval(*(torch.from_numpy(head.to_env(end).reshape(len(seen), -1)) for end in mean)))
     return found
@@ -161,7 +166,7 @@ def action_bounds(policy: RecurrentPolicy, lies: Lies) -> list[Interval]:
 
 def action_change_bound(policy: RecurrentPolicy, lies: Lies) -> tuple[Floats, float]:
     """(S, N) the furthest that any action can be from the unharmed one, and the width of the action space."""
-    exact = action_bounds(policy, lies._replace(radius=torch.zeros_like(lies.radius)))
+    exact = action_bounds(policy, lies._replace(radius=torch.zeros_like(lies.radius), always=False))
     bounds = action_bounds(policy, lies)
     furthest = [
         torch.maximum(wide.high - true.low, true.high - wide.low).amax(-1).numpy()
