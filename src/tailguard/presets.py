@@ -69,7 +69,7 @@ def regime(**constants: Any) -> Preset:
 def regime_hard() -> Preset:
     """A drift of 15 bps that switches once in a hundred bars."""
     market = oracle_market("regime", drift_bps=15.0, switch_probability=0.01)
-    return Preset("regime_hard", market, trading_config(gamma=0.95), 2_000_000)
+    return Preset("regime_hard", market, trading_config(gamma=0.95, hindsight=True), 2_000_000)
 
 
 def signal(**constants: Any) -> Preset:

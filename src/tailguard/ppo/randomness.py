@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tailguard.errors import StateError
 from tailguard.stateful import require_keys
 
 
@@ -33,6 +34,8 @@ class Randomness:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         require_keys(self, state)
+        if int(state["root"]) < 0:
+            raise StateError(f"The seed is {state['root']}: seeds are never negative.")
         self.root = int(state["root"])
         self.actions.set_state(state["actions"])
         self.batches.bit_generator.state = state["batches"]

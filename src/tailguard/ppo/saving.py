@@ -342,6 +342,8 @@ class Progress:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name in self.NAMES:
+            if int(state[name]) < 0:
+                raise StateError(f"{name} is {state[name]}: nothing was ever counted below zero.")
             setattr(self.algorithm, name, int(state[name]))
         self.algorithm._current_progress_remaining = float(state["progress_remaining"])
         self.algorithm.n_reserve_all_masked = int(state["n_reserve_all_masked"])
