@@ -1,8 +1,9 @@
 """Fused CPU kernels in float32: what the torch path does in a dozen passes over memory, in two.
 
 Blocks keep every array of a pass in the first-level cache. Loops are short and separate because LLVM gives up on
-vectorizing a loop over many arrays that might overlap. The gates' sum has one lane per block element: exact enough in
-float32, vectorized without fastmath, and independent of the machine's vector width.
+vectorizing a loop over many arrays that might overlap. Accumulators have one lane per block element: sums are exact
+enough in float32, vectorize without fastmath, and do not depend on the machine's vector width. Sums in any order would
+be faster, but their last bits would depend on where the arrays lie: then no run could be repeated.
 
 Averages take keep = 1 - beta, computed in double: 1 - float32(0.999) is off by 1e-5.
 """
@@ -25,8 +26,6 @@ SIXTEENTH = np.float32(1 / 16)
 C2, C3, C4, C5, C6, C7 = (np.float32(1 / k) for k in (2, 6, 24, 120, 720, 5040))
 
 compiled: Any = njit(error_model="numpy", cache=True, nogil=True)
-summing: Any = njit(error_model="numpy", cache=True, nogil=True, fastmath={"reassoc", "nsz"})
-"""For sums over a block, whose terms may be added in any order: four times as fast, last bits up to the machine."""
 
 
 @compiled
@@ -182,6 +181,7 @@ def observe_gradients(addresses, sizes, mean, new_mean, kept, beta, new):  # typ
     """
     signal, counts = kept
     seen, weights, new_power, new_signal = new
+    lanes = np.empty((2, BLOCK), np.float32)
     start = 0
     for k in range(sizes.size):
         seen[k] = addresses[k] != 0
@@ -192,12 +192,23 @@ def observe_gradients(addresses, sizes, mean, new_mean, kept, beta, new):  # typ
         if not seen[k]:
             next_mean[:] = here
             continue
-        g = carray(float32_at(addresses[k]), sizes[k])
+        g, weight = carray(float32_at(addresses[k]), sizes[k]), np.float32(weights[k])
+        lanes[:] = ZERO
         for i in range(0, sizes[k], BLOCK):
             e = min(sizes[k], i + BLOCK)
-            squares, signals = _average(g[i:e], here[i:e], next_mean[i:e], np.float32(weights[k]))
-            new_power[k] += squares
-            new_signal[k] += signals
+            _average(g[i:e], here[i:e], next_mean[i:e], weight, lanes[0], lanes[1])
+        n_lanes = min(BLOCK, sizes[k])
+        new_power[k], new_signal[k] = _sum(lanes[0, :n_lanes]), _sum(lanes[1, :n_lanes])
+
+
+@compiled
+def _average(g, mean, new_mean, weight, powers, signals):  # type: ignore[no-untyped-def]
+    for j in range(g.size):
+        new_mean[j] = mean[j] + weight * (g[j] - mean[j])
+    for j in range(g.size):
+        powers[j] += g[j] * g[j]
+    for j in range(g.size):
+        signals[j] += new_mean[j] * new_mean[j]
 
 
 @compiled
@@ -213,36 +224,24 @@ def commit_gradients(power, signal, counts, new):  # type: ignore[no-untyped-def
     return True
 
 
-@summing
-def _average(g, mean, new_mean, weight):  # type: ignore[no-untyped-def]
-    squares = kept = ZERO
-    for j in range(g.size):
-        new_mean[j] = mean[j] + weight * (g[j] - mean[j])
-        squares += g[j] * g[j]
-        kept += new_mean[j] * new_mean[j]
-    return squares, kept
-
-
 @compiled
 def segment_sums(g, ends, sums, powers):  # type: ignore[no-untyped-def]
     """Per segment sum g and sum g^2."""
+    a, b = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     start = 0
     for s in range(ends.size):
-        sums[s] = powers[s] = 0.0
-        for i in range(start, ends[s], BLOCK):
-            total, squares = _sums(g[i : min(ends[s], i + BLOCK)])
-            sums[s] += total
-            powers[s] += squares
-        start = ends[s]
-
-
-@summing
-def _sums(g):  # type: ignore[no-untyped-def]
-    total = squares = ZERO
-    for j in range(g.size):
-        total += g[j]
-        squares += g[j] * g[j]
-    return total, squares
+        end = ends[s]
+        a[:] = 0
+        b[:] = 0
+        for i in range(start, end, BLOCK):
+            block = g[i : min(end, i + BLOCK)]
+            for j in range(block.size):
+                a[j] += block[j]
+            for j in range(block.size):
+                b[j] += block[j] * block[j]
+        lanes = min(BLOCK, end - start)
+        sums[s], powers[s] = _sum(a[:lanes]), _sum(b[:lanes])
+        start = end
 
 
 @compiled
