@@ -185,7 +185,7 @@ def observe_gradients(addresses, sizes, mean, new_mean, kept, beta, new):  # typ
     start = 0
     for k in range(sizes.size):
         seen[k] = addresses[k] != 0
-        weights[k] = (1.0 - beta) / (1.0 - beta ** (counts[k] + 1.0)) if seen[k] else 0.0
+        weights[k] = _newest_weight(counts[k], beta) if seen[k] else 0.0
         here, next_mean = mean[start : start + sizes[k]], new_mean[start : start + sizes[k]]
         start += sizes[k]
         new_power[k], new_signal[k] = 0.0, 0.0 if seen[k] else signal[k]
@@ -250,8 +250,13 @@ def newest_weights(seen, counts, beta):  # type: ignore[no-untyped-def]
     weights = np.zeros(seen.size)
     for k in range(seen.size):
         if seen[k]:
-            weights[k] = (1.0 - beta) / (1.0 - beta ** (counts[k] + 1.0))
+            weights[k] = _newest_weight(counts[k], beta)
     return weights
+
+
+@compiled
+def _newest_weight(count, beta):  # type: ignore[no-untyped-def]
+    return (1.0 - beta) / (1.0 - beta ** (count + 1.0))
 
 
 @compiled
