@@ -22,10 +22,8 @@ ROUNDING = 1e-6  # a mean below this share of the gradient's size is what roundi
 
 @dataclass
 class Piece:
-    """A parameter, where it lies in the flat mean, which of the K tensors it holds, and where each of them ends."""
+    """A parameter, which of the K tensors it holds, and where each of them ends."""
 
-    start: int
-    end: int
     tensors: slice
     ends: Array
     param: Tensor
@@ -73,12 +71,9 @@ class GradientStatistics:
             sizes = list(segments)
         self.sizes = np.array(sizes, dtype=np.int64)  # (K,)
         self.segmented = segments is not None
-        starts = np.concatenate([[0], np.cumsum([param.numel() for param in self.params])])
         holds = [slice(0, len(sizes))] if self.segmented else [slice(i, i + 1) for i in range(len(sizes))]
         ends = [np.cumsum(self.sizes[tensors]) for tensors in holds]
-        self.pieces = [
-            Piece(int(starts[i]), int(starts[i + 1]), holds[i], ends[i], param) for i, param in enumerate(self.params)
-        ]
+        self.pieces = [Piece(*piece) for piece in zip(holds, ends, self.params, strict=True)]
 
     def reset(self) -> None:
         """Forget everything seen."""
