@@ -160,29 +160,31 @@ def bias_of(shape, flat, k):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def recurrent_of(shape, flat, k):  # type: ignore[no-untyped-def]
+    """(4H, H) hidden weights, (4H, F) input weights and (4H,) biases of a layer of memory."""
+    rows, n_inputs = 4 * shape.n_units, columns(shape, k) - shape.n_units - 1
+    hidden, entry, bias = shape.recurrent[k]
+    return (
+        flat[hidden : hidden + rows * shape.n_units].reshape(rows, shape.n_units),
+        flat[entry : entry + rows * n_inputs].reshape(rows, n_inputs),
+        flat[bias : bias + rows],
+    )
+
+
+@compiled
 def pack(shape, flat, packed):  # type: ignore[no-untyped-def]
     """Lay the memory's weights out as [hidden | input | bias]."""
     for k in range(shape.n_layers):
-        rows = packed_of(shape, packed, k)
-        n_inputs = rows.shape[1] - shape.n_units - 1
-        hidden, entry, bias = shape.recurrent[k]
-        for r in range(len(rows)):
-            rows[r, : shape.n_units] = flat[hidden + r * shape.n_units : hidden + (r + 1) * shape.n_units]
-            rows[r, shape.n_units : -1] = flat[entry + r * n_inputs : entry + (r + 1) * n_inputs]
-            rows[r, -1] = flat[bias + r]
+        rows, (hidden, entry, bias) = packed_of(shape, packed, k), recurrent_of(shape, flat, k)
+        rows[:, : shape.n_units], rows[:, shape.n_units : -1], rows[:, -1] = hidden, entry, bias
 
 
 @compiled
 def unpack(shape, packed, flat):  # type: ignore[no-untyped-def]
     """The way back."""
     for k in range(shape.n_layers):
-        rows = packed_of(shape, packed, k)
-        n_inputs = rows.shape[1] - shape.n_units - 1
-        hidden, entry, bias = shape.recurrent[k]
-        for r in range(len(rows)):
-            flat[hidden + r * shape.n_units : hidden + (r + 1) * shape.n_units] = rows[r, : shape.n_units]
-            flat[entry + r * n_inputs : entry + (r + 1) * n_inputs] = rows[r, shape.n_units : -1]
-            flat[bias + r] = rows[r, -1]
+        rows, (hidden, entry, bias) = packed_of(shape, packed, k), recurrent_of(shape, flat, k)
+        hidden[:], entry[:], bias[:] = rows[:, : shape.n_units], rows[:, shape.n_units : -1], rows[:, -1]
 
 
 # there
