@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,13 +29,10 @@ class Piece:
     param: Tensor
 
 
-class Observation(NamedTuple):
-    """One step's gradient merged into the statistics, waiting for the step to be taken."""
-
-    seen: Array  # (K,) which tensors had a gradient
-    weights: Array  # (K,) of this observation in the new averages, 0 where there was no gradient
-    power: Array  # (K,) sum of squares of what was observed
-    signal: Array  # (K,) sum of squares of the new mean
+POWER, SIGNAL, COUNT = range(3)
+"""Rows of what is kept of K tensors: mean sum of squares, sum of squares of the mean, observations."""
+WEIGHT = COUNT
+"""Row of a new observation: its share in the new averages, 0 for a tensor without gradient."""
 
 
 class GradientStatistics:
@@ -86,31 +83,32 @@ class GradientStatistics:
             device=self.params[0].device if elementwise else "cpu",
         )
         self.spare = self.mean.clone()  # where the next mean is made, so that a step not taken leaves no trace
-        self.power, self.signal = np.zeros(k), np.zeros(k)
-        self.counts = np.zeros(k, dtype=np.int64)
+        self.on_host = (self.mean.numpy(), self.spare.numpy()) if self.mean.is_cpu else None  # the same memory
+        self.kept, self.new = np.zeros((3, k)), np.zeros((3, k))
+        self.pending = False
         self.places = 4 * (np.cumsum(self.sizes) - self.sizes)  # of a flat gradient's segments, in bytes
-        self.room = Observation(np.zeros(k, np.bool_), np.zeros(k), np.zeros(k), np.zeros(k))
-        self.pending: Observation | None = None
+        self.addresses = np.zeros(k, np.int64)  # of the tensors' gradients, 0 for none
         self._ratio: float | None = 0.0  # of the committed statistics, once somebody asked
 
     def ratios(self) -> Array:
         """(K,) noise-to-signal ratio; 0 for a tensor seen less than twice, at most the window's effective samples."""
-        ratios: Array = kernels.noise_ratios(self.power, self.signal, self.counts, self.beta)
+        ratios: Array = kernels.noise_ratios(self.kept, self.beta)
         return ratios
 
     def ratio(self) -> float:
         """Mean of the ratios weighted by tensor size, over the tensors seen at least twice."""
         if self._ratio is None:
-            self._ratio = float(kernels.mean_noise_ratio(self.power, self.signal, self.counts, self.sizes, self.beta))
+            self._ratio = float(kernels.mean_noise_ratio(self.kept, self.sizes, self.beta))
         return self._ratio
 
     def commit(self) -> bool:
         """Take over the last observation; returns whether there was a finite one."""
-        new, self.pending = self.pending, None
+        waited, self.pending = self.pending, False
         # one bad gradient would stay in the averages for ever
-        if new is None or not kernels.commit_gradients(self.power, self.signal, self.counts, new):
+        if not waited or not kernels.commit_gradients(self.kept, self.new):
             return False
         self.mean, self.spare = self.spare, self.mean
+        self.on_host = self.on_host and self.on_host[::-1]
         self._ratio = None
         return True
 
@@ -124,44 +122,44 @@ class GradientStatistics:
         seen = np.array([grad is not None for grad in grads])
         if self.segmented:
             seen = np.repeat(seen, self.sizes.size)
-        weights = kernels.newest_weights(seen, self.counts, self.beta)
-        new = Observation(seen, weights, np.zeros(self.sizes.size), np.zeros(self.sizes.size))
+        self.new[WEIGHT] = kernels.newest_weights(seen, self.kept[COUNT], self.beta)
         if self.statistic == "elementwise":
-            self._merge_torch(new)
+            self._merge_torch()
         else:
-            self._merge_values(self._tensor_values(all(is_fusable(param) for param in self.params)), new)
-        self.pending = new if seen.any() else None
+            self._merge_values(self._tensor_values(all(is_fusable(param) for param in self.params)))
+        self.pending = bool(seen.any())
 
     def _observe_fused(self, grads: Sequence[Tensor | None]) -> None:
         """All gradients in one call, read where they lie."""
-        addresses = np.array([0 if grad is None else grad.data_ptr() for grad in grads], np.int64)
-        if self.segmented:
-            addresses = addresses + self.places if addresses[0] else np.zeros(self.sizes.size, np.int64)
-        kept, new = (self.signal, self.counts), self.room
-        arrays = self.mean.numpy(), self.spare.numpy()
-        kernels.observe_gradients(addresses, self.sizes, *arrays, kept, self.beta, new)
-        self.pending = new if addresses.any() else None
+        found = [0 if grad is None else grad.data_ptr() for grad in grads]
+        self.pending = any(found)
+        self.addresses[:] = found
+        if self.segmented and self.pending:
+            self.addresses += self.places
+        assert self.on_host is not None  # noqa: S101 (a gradient that can be fused is on the host)
+        kernels.observe_gradients(self.addresses, self.sizes, *self.on_host, self.kept, self.new, self.beta)
 
     @staticmethod
     def _refuse_sparse(grads: Sequence[Tensor | None]) -> None:
         if any(grad is not None and grad.layout != torch.strided for grad in grads):
             raise ConfigError("VarianceGradientScaler needs dense gradients. Build the embedding with sparse=False.")
 
-    def _merge_values(self, values: Array, new: Observation) -> None:
+    def _merge_values(self, values: Array) -> None:
         """One number per tensor: the host's own arithmetic."""
-        mean, spare = self.mean.numpy(), self.spare.numpy()
-        spare[:] = mean + new.weights * (values - mean)
-        new.power[:], new.signal[:] = values**2, spare**2
+        assert self.on_host is not None  # noqa: S101 (one number per tensor lives there)
+        mean, spare = self.on_host
+        spare[:] = mean + self.new[WEIGHT] * (values - mean)
+        self.new[POWER], self.new[SIGNAL] = values**2, spare**2
 
     @torch.no_grad()
-    def _merge_torch(self, new: Observation) -> None:
+    def _merge_torch(self) -> None:
         """Any device and type, and one transfer of 2 K numbers to the host."""
         gradient = self._flat_gradient()
         lengths = torch.from_numpy(self.sizes).to(gradient.device)
-        weights = torch.from_numpy(new.weights).to(self.mean.device, self.mean.dtype)
+        weights = torch.from_numpy(self.new[WEIGHT]).to(self.mean.device, self.mean.dtype)
         torch.lerp(self.mean, gradient.to(self.mean.dtype), weights.repeat_interleave(lengths), out=self.spare)
         squares = torch.stack([gradient.double().square(), self.spare.double().square()], dim=1)
-        new.power[:], new.signal[:] = torch.segment_reduce(squares, "sum", lengths=lengths).cpu().numpy().T
+        self.new[POWER], self.new[SIGNAL] = torch.segment_reduce(squares, "sum", lengths=lengths).cpu().numpy().T
 
     def _flat_gradient(self) -> Tensor:
         """All gradients one after another, zeros where there is none (their weight is zero too)."""
@@ -197,16 +195,15 @@ class GradientStatistics:
         """What was committed; an observation that waits for its step is not state."""
         return {
             "sizes": self.sizes.tolist(),
-            "counts": torch.from_numpy(self.counts.copy()),
-            "power": torch.from_numpy(self.power.copy()),
-            "signal": torch.from_numpy(self.signal.copy()),
+            "counts": torch.from_numpy(self.kept[COUNT].astype(np.int64)),
+            "power": torch.from_numpy(self.kept[POWER].copy()),
+            "signal": torch.from_numpy(self.kept[SIGNAL].copy()),
             "mean": self.mean.clone(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.mean.copy_(state["mean"])
-        self.power = state["power"].cpu().numpy().astype(np.float64)
-        self.signal = state["signal"].cpu().numpy().astype(np.float64)
-        self.counts = state["counts"].cpu().numpy().astype(np.int64)
+        for row, name in enumerate(("power", "signal", "counts")):
+            self.kept[row] = state[name].cpu().numpy()
         self._ratio = None
-        self.pending = None
+        self.pending = False

@@ -174,31 +174,28 @@ float32_at: Any = _pointer
 
 
 @compiled
-def observe_gradients(addresses, sizes, mean, new_mean, kept, beta, new):  # type: ignore[no-untyped-def]
+def observe_gradients(addresses, sizes, mean, new_mean, kept, new, beta):  # type: ignore[no-untyped-def]
     """Merge the gradients at these addresses (K,), 0 for none, into the running mean and their sums of squares.
 
-    kept: signal and counts (K,) so far; new: seen, weights, power and signal (K,), filled
+    kept: (3, K) power, signal and counts so far;  new: (3, K) power, signal and weights, filled
     """
-    signal, counts = kept
-    seen, weights, new_power, new_signal = new
     lanes = np.empty((2, BLOCK), np.float32)
     start = 0
     for k in range(sizes.size):
-        seen[k] = addresses[k] != 0
-        weights[k] = _newest_weight(counts[k], beta) if seen[k] else 0.0
         here, next_mean = mean[start : start + sizes[k]], new_mean[start : start + sizes[k]]
         start += sizes[k]
-        new_power[k], new_signal[k] = 0.0, 0.0 if seen[k] else signal[k]
-        if not seen[k]:
+        if addresses[k] == 0:
             next_mean[:] = here
+            new[0, k], new[1, k], new[2, k] = 0.0, kept[1, k], 0.0
             continue
-        g, weight = carray(float32_at(addresses[k]), sizes[k]), np.float32(weights[k])
+        new[2, k] = _newest_weight(kept[2, k], beta)
+        g, weight = carray(float32_at(addresses[k]), sizes[k]), np.float32(new[2, k])
         lanes[:] = ZERO
         for i in range(0, sizes[k], BLOCK):
             e = min(sizes[k], i + BLOCK)
             _average(g[i:e], here[i:e], next_mean[i:e], weight, lanes[0], lanes[1])
         n_lanes = min(BLOCK, sizes[k])
-        new_power[k], new_signal[k] = _sum(lanes[0, :n_lanes]), _sum(lanes[1, :n_lanes])
+        new[0, k], new[1, k] = _sum(lanes[0, :n_lanes]), _sum(lanes[1, :n_lanes])
 
 
 @compiled
@@ -212,15 +209,15 @@ def _average(g, mean, new_mean, weight, powers, signals):  # type: ignore[no-unt
 
 
 @compiled
-def commit_gradients(power, signal, counts, new):  # type: ignore[no-untyped-def]
+def commit_gradients(kept, new):  # type: ignore[no-untyped-def]
     """Take over an observation; returns False, and does nothing, where it is not finite."""
-    seen, weights, new_power, new_signal = new
-    if not np.isfinite(new_power.sum()):
+    power, signal, weights = new
+    if not np.isfinite(power.sum()):
         return False
-    for k in range(power.size):
-        power[k] += weights[k] * (new_power[k] - power[k])
-        signal[k] = new_signal[k]
-        counts[k] += seen[k]
+    for k in range(weights.size):
+        kept[0, k] += weights[k] * (power[k] - kept[0, k])
+        kept[1, k] = signal[k]
+        kept[2, k] += weights[k] > 0.0
     return True
 
 
@@ -260,16 +257,17 @@ def _newest_weight(count, beta):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def noise_ratios(power, signal, counts, beta):  # type: ignore[no-untyped-def]
+def noise_ratios(kept, beta):  # type: ignore[no-untyped-def]
     """(K,) variance over squared mean, from the mean power and the power of the mean; 0 before two observations.
 
     The mean of t samples keeps the share `overlap` of their variance, the sum of its squared weights. So the spread
     around it misses that share, and a signal below it cannot be told from zero: it counts as that much.
     """
+    power, signal, counts = kept
     ratios = np.zeros(power.size)
     for k in range(power.size):
         if counts[k] >= 2 and power[k] > signal[k]:
-            decayed = beta ** float(counts[k])
+            decayed = beta ** counts[k]
             overlap = (1.0 - beta) * (1.0 + decayed) / ((1.0 + beta) * (1.0 - decayed))
             variance = (power[k] - signal[k]) / (1.0 - overlap)
             ratios[k] = variance / max(signal[k], overlap * variance)
@@ -277,9 +275,9 @@ def noise_ratios(power, signal, counts, beta):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def mean_noise_ratio(power, signal, counts, sizes, beta):  # type: ignore[no-untyped-def]
+def mean_noise_ratio(kept, sizes, beta):  # type: ignore[no-untyped-def]
     """The ratios' mean weighted by size, over the tensors that were observed at least twice."""
-    ratios = noise_ratios(power, signal, counts, beta)
+    ratios, counts = noise_ratios(kept, beta), kept[2]
     total = weight = 0.0
     for k in range(sizes.size):
         if counts[k] >= 2:
