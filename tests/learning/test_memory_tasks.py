@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -27,9 +28,13 @@ def test_cartpole_without_velocities_is_out_of_reach_without_memory() -> None:
 
 
 def pendulum_return(seed: int) -> float:
-    """gamma and rollouts of 4,096 are the published recurrent baseline's; smaller rollouts are learned by heart."""
-    model = DistributionalPPO("MlpLstmPolicy", pendulum(8, seed), gamma=0.9, n_steps=512, batch_size=256, seed=seed)
-    model.learn(100_000)
+    """gamma and rollouts of 4,096 are the published recurrent baseline's; smaller rollouts are learned by heart.
+
+    Torques reach from -2 to 2, where a first spread of 0.6 explores enough and wastes less than 1.
+    """
+    settings: dict[str, Any] = {"gamma": 0.9, "n_steps": 512, "batch_size": 256, "seed": seed}
+    settings["policy_kwargs"] = {"log_std_init": -0.5}
+    model = DistributionalPPO("MlpLstmPolicy", pendulum(8, seed), **settings).learn(100_000)
     return mean_return(model, pendulum(10, seed=1_000 + seed), episodes=50)
 
 

@@ -64,15 +64,26 @@ class Seen(NamedTuple):
 def shape_of(memory: LSTM, linear: Sequence[nn.Linear], activation: str, begins: Callable[[Tensor], int]) -> Shape:
     """`begins` says where a parameter lies."""
     parts = zip(memory.hidden_weight, memory.input_weight, memory.bias, strict=True)
-    dense = [(begins(layer.weight), begins(layer.bias), layer.out_features, layer.in_features) for layer in linear]
     return Shape(
         memory.n_layers,
         memory.out_features,
         int(memory.input_weight[0].shape[1]),
         np.array([[begins(part) for part in layer] for layer in parts], np.int64),
-        np.array(dense, np.int64),
+        dense_of(linear, begins),
         activation == "relu",
     )
+
+
+def layers_of(linear: Sequence[nn.Linear], begins: Callable[[Tensor], int]) -> Shape:
+    """Linear layers with tanh between them, and no memory."""
+    n_inputs = linear[0].in_features if linear else 0
+    return Shape(0, 0, n_inputs, np.zeros((0, 3), np.int64), dense_of(linear, begins), False)
+
+
+def dense_of(linear: Sequence[nn.Linear], begins: Callable[[Tensor], int]) -> Array:
+    """(linear layers, 4) as a shape has them."""
+    rows = [(begins(layer.weight), begins(layer.bias), layer.out_features, layer.in_features) for layer in linear]
+    return np.array(rows, np.int64).reshape(-1, 4)
 
 
 def aligned_zeros(*extents: int) -> Array:
@@ -145,6 +156,16 @@ def out_of(shape, outs, rows, k):  # type: ignore[no-untyped-def]
 @compiled
 def last_out(shape, room, outs):  # type: ignore[no-untyped-def]
     return out_of(shape, outs, room.kept.size, len(shape.dense) - 1)
+
+
+@compiled
+def features_of(shape, room):  # type: ignore[no-untyped-def]
+    """(rows, H) what the last layer reads."""
+    n_steps, size, n_units = room.d_hidden.shape
+    before = len(shape.dense) - 2
+    if before >= 0:
+        return out_of(shape, room.outs, n_steps * size, before)
+    return room.hidden[shape.n_layers - 1].reshape(n_steps * size, n_units)
 
 
 @compiled
@@ -286,7 +307,7 @@ def trunk_backward(blas, shape, flat, room, gradient):  # type: ignore[no-untype
 
 @compiled
 def dense_backward(blas, shape, flat, x, room, d_x, gradient):  # type: ignore[no-untyped-def]
-    """Add to the gradient of weights and biases, fill that of the input."""
+    """Add to the gradient of weights and biases, fill that of the input unless it is empty."""
     rows, last = len(x), len(shape.dense) - 1
     for k in range(last, -1, -1):
         out, d_out = out_of(shape, room.outs, rows, k), out_of(shape, room.d_outs, rows, k)
@@ -303,4 +324,5 @@ def dense_backward(blas, shape, flat, x, room, d_x, gradient):  # type: ignore[n
         entry = out_of(shape, room.outs, rows, k - 1) if k > 0 else x
         d_entry = out_of(shape, room.d_outs, rows, k - 1) if k > 0 else d_x
         product(blas, d_out, True, entry, False, weight_of(shape, gradient, k), True)
-        product(blas, d_out, False, weight_of(shape, flat, k), False, d_entry, False)
+        if d_entry.size:
+            product(blas, d_out, False, weight_of(shape, flat, k), False, d_entry, False)

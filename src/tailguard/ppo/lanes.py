@@ -1,7 +1,7 @@
 """Gradients of the actor's and the critics' losses in compiled loops, from the sequences to the weights.
 
 objective.py with torch's gradients remains the definition, the oracle, and the path of everything these loops do not
-know: GRU, other devices and activations, squashed actions, categorical critics, clipped values, the risk value.
+know: GRU, other devices and activations, squashed actions, categorical critics, clipped values.
 
 A batch is always cut into the same two lanes, and their gradients are added in the same order, so that any number of
 threads gives the same bits.
@@ -26,13 +26,14 @@ from tailguard.policy.blas import Array, Blas, blas, compiled
 from tailguard.policy.critics import QuantileHead
 from tailguard.policy.head_kernels import law_slopes, law_terms
 from tailguard.policy.lstm_kernel import ZERO
-from tailguard.policy.policy import Trunk
+from tailguard.policy.policy import Critic, Trunk
 from tailguard.policy.recurrent import LSTM
 from tailguard.policy.trunk_kernel import (
     Room,
     Seen,
     Shape,
     aligned_zeros,
+    features_of,
     last_out,
     pack,
     room_for,
@@ -42,6 +43,7 @@ from tailguard.policy.trunk_kernel import (
     unpack,
 )
 from tailguard.ppo.objective import ActorLosses, CriticLoss, Knobs
+from tailguard.ppo.risk_lane import CompiledRiskValue, learn_beside
 from tailguard.rollout import SequenceBatch
 
 N_LANES = 2
@@ -111,10 +113,10 @@ class CompiledTrunk:
         """No parameter has a hook: hooks are torch's, and only torch would call them."""
         return not any(parameter._backward_hooks for parameter in self.parameters)
 
-    def lanes(self, batch: SequenceBatch, state: State) -> list[Lane]:
+    def lanes(self, batch: SequenceBatch, observations: Tensor, state: State) -> list[Lane]:
         """Two halves of a batch."""
         weights = self.vector.flat.detach().numpy()[self.start : self.stop]
-        seen = Seen(batch.observations.numpy(), batch.starts, *(part.contiguous().numpy() for part in state))
+        seen = Seen(observations.numpy(), batch.starts, *(part.contiguous().numpy() for part in state))
         n_steps, n_sequences = batch.valid.shape
         middle = -(-n_sequences // N_LANES)
         size = min(middle, MOST_SEQUENCES)
@@ -162,9 +164,13 @@ class CompiledActor:
             return None
         return cls(CompiledTrunk(vector, memory, policy.actor, head, head.last_layer), head)
 
+    @property
+    def free(self) -> bool:
+        return self.trunk.free
+
     def job(self, batch: SequenceBatch, now: Knobs, share: float) -> Job:
         """`share` of the gradient of the batch's mean losses."""
-        lanes = self.trunk.lanes(batch, batch.actor_state)
+        lanes = self.trunk.lanes(batch, batch.observations, batch.actor_state)
         n_valid = max(int(batch.valid.sum()), 1)
         weights = np.array([now.clip_range, now.ent_coef, now.kl_beta])
         taken = Taken(
@@ -244,10 +250,11 @@ def gather_taken(taken, low, high, actions, old, advantage, valid):  # type: ign
 
 
 class CompiledCritic:
-    """One critic's loss and its gradient."""
+    """One critic's loss and its gradient, and those of the risk value that reads its features."""
 
-    def __init__(self, trunk: CompiledTrunk, head: QuantileHead, c: int) -> None:
-        self.trunk, self.c = trunk, c
+    def __init__(self, trunk: CompiledTrunk, critic: Critic, c: int, risk_value: CompiledRiskValue) -> None:
+        head = critic.head
+        self.trunk, self.sight, self.c, self.risk_value = trunk, critic.sight, c, risk_value
         self.levels, self.kappa = np.array(head.levels, np.float32), np.float32(head.config.huber_kappa)
 
     @classmethod
@@ -255,50 +262,73 @@ class CompiledCritic:
         """None where the loops do not know the critic."""
         critic = policy.critic_list[c]
         head = critic.head
-        serves_the_risk_value = policy.risk_value is not None and c == 0
-        if not isinstance(head, QuantileHead) or head.config.value_clip is not None or serves_the_risk_value:
+        if not isinstance(head, QuantileHead) or head.config.value_clip is not None:
             return None
         memory = critic.trunk.compiled_memory(head.last_layer)
         if memory is None:
             return None
-        return cls(CompiledTrunk(vector, memory, critic.trunk, head, head.last_layer), head, c)
+        risk_value = CompiledRiskValue(policy.risk_value if c == 0 else None, vector, N_LANES)
+        return cls(CompiledTrunk(vector, memory, critic.trunk, head, head.last_layer), critic, c, risk_value)
+
+    @property
+    def free(self) -> bool:
+        return self.trunk.free and self.risk_value.free
 
     def job(self, batch: SequenceBatch, now: Knobs, share: float) -> Job:
-        """`share` of the gradient of the batch's mean loss, weighed by vf_coef."""
-        lanes = self.trunk.lanes(batch, batch.critic_states[self.c])
+        """`share` of the gradient of the batch's mean losses, weighed by vf_coef."""
+        observations = self.sight(batch.observations)
+        lanes = self.trunk.lanes(batch, observations, batch.critic_states[self.c])
         n_valid = max(int(batch.valid.sum()), 1)
         factor = np.float32(now.vf_coef * share / n_valid)
         lesson = Lesson(batch.target.numpy(), batch.valid.numpy(), self.levels, self.kappa, factor)
+        pieces = []
+        for i, lane in enumerate(lanes):
+            beside = self.risk_value.beside(observations, batch.risk, lane.room.kept.size, i)
+            pieces.append(partial(critic_lane, lane, lesson, beside))
 
-        def finish(sums: list[float]) -> CriticLoss:
+        def finish(sums: list[tuple[float, float]]) -> CriticLoss:
             self.trunk.leave_gradient()
-            return CriticLoss(torch.tensor(sum(sums) / n_valid), torch.zeros(()))
+            self.risk_value.leave_gradient()
+            value, risk_value = (torch.tensor(sum(part) / n_valid) for part in zip(*sums, strict=True))
+            return CriticLoss(value, risk_value)
 
-        return Job([partial(critic_lane, lane, lesson) for lane in lanes], finish)
+        return Job(pieces, finish)
 
 
 @compiled
-def critic_lane(lane, lesson):  # type: ignore[no-untyped-def]
-    """Fill a lane's gradient; returns the sum of its losses."""
+def critic_lane(lane, lesson, beside):  # type: ignore[no-untyped-def]
+    """Fill a lane's gradients; returns the sums of the critic's and of the risk value's losses."""
     blas, shape, weights, gradient, room, seen, start, end = lane
     n_steps, size = room.kept.shape
     rows, output, d_output = n_steps * size, last_out(shape, room, room.outs), last_out(shape, room, room.d_outs)
     samples, loss = np.zeros((rows, lesson.target.shape[2]), np.float32), np.zeros(rows, np.float32)
-    total = 0.0
+    counts = np.zeros(rows, np.bool_)
+    total = risk_total = 0.0
     begin(shape, weights, gradient, room)
+    beside.gradient[:] = ZERO
     for low in range(start, end, size):
         trunk_forward(blas, shape, weights, room, seen, low, end)
-        here = min(size, end - low)
-        for t in range(n_steps):
-            for i in range(here):
-                samples[t * size + i] = lesson.target[t, low + i]
+        gather_lesson(lesson, low, end, samples, counts)
         quantile_huber_kernel(output, samples, lesson.levels, lesson.kappa, loss, d_output)
-        for t in range(n_steps):
-            for i in range(size):
-                m, counts = t * size + i, i < here and lesson.valid[t, low + i]
-                total += float(loss[m]) if counts else 0.0
-                for q in range(d_output.shape[1]):
-                    d_output[m, q] = lesson.factor * d_output[m, q] if counts else ZERO
+        for m in range(rows):
+            total += float(loss[m]) if counts[m] else 0.0
+            for q in range(d_output.shape[1]):
+                d_output[m, q] = lesson.factor * d_output[m, q] if counts[m] else ZERO
+        if beside.weights.size:
+            risk_total += learn_beside(blas, beside, features_of(shape, room), low, counts, lesson.factor)
         trunk_backward(blas, shape, weights, room, gradient)
     unpack(shape, room.d_packed, gradient)
-    return total
+    return total, risk_total
+
+
+@compiled
+def gather_lesson(lesson, low, high, samples, counts):  # type: ignore[no-untyped-def]
+    """Rows (t, i) of the sequences from `low` on, and which of them count."""
+    n_steps = lesson.valid.shape[0]
+    size = len(counts) // n_steps
+    for t in range(n_steps):
+        for i in range(size):
+            m, s = t * size + i, low + i
+            counts[m] = s < high and lesson.valid[t, s]
+            if s < high:
+                samples[m] = lesson.target[t, s]

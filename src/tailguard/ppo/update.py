@@ -114,7 +114,7 @@ class Learner:
         return losses, values
 
     def actor_job(self, batch: SequenceBatch, now: Knobs, share: float) -> Job:
-        if self.compiled_actor is not None and self.compiled_actor.trunk.free:
+        if self.compiled_actor is not None and self.compiled_actor.free:
             return self.compiled_actor.job(batch, now, share)
 
         def gradient() -> ActorLosses:
@@ -126,7 +126,7 @@ class Learner:
 
     def critic_job(self, c: int, batch: SequenceBatch, now: Knobs, share: float) -> Job:
         compiled = self.compiled_critics[c]
-        if compiled is not None and compiled.trunk.free:
+        if compiled is not None and compiled.free:
             return compiled.job(batch, now, share)
 
         def gradient() -> CriticLoss:

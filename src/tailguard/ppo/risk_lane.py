@@ -1,0 +1,109 @@
+"""The risk value's loss and gradient in compiled loops, beside the critic whose features it reads (lanes.py)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tailguard.optim.flat import ParameterVector
+from tailguard.policy.blas import Array, compiled
+from tailguard.policy.lstm_kernel import ZERO
+from tailguard.policy.risk_value import PERIOD_FEATURES, RiskValue
+from tailguard.policy.trunk_kernel import Shape, aligned_zeros, dense_backward, dense_forward, layers_of, out_of
+
+
+class Beside(NamedTuple):
+    """The risk value in one lane; without weights where there is none."""
+
+    shape: Shape
+    weights: Array  # (P,)
+    gradient: Array  # (P,)
+    x: Array  # (rows, I) features, observation and period
+    d_x: Array  # empty: no gradient goes back to the features
+    outs: Array
+    d_outs: Array
+    observations: Array  # (L, B, F)
+    lesson: Array  # (L, B, 3) period and target
+
+
+class CompiledRiskValue:
+    """Weights and gradients are stretches of the flat vector; of nobody, nothing."""
+
+    def __init__(self, risk_value: RiskValue | None, vector: ParameterVector, n_lanes: int) -> None:
+        self.vector = vector
+        self.parameters = [] if risk_value is None else list(risk_value.parameters())
+        spans = [vector.where(parameter) for parameter in self.parameters] or [slice(0, 0)]
+        self.start, self.stop = spans[0].start, spans[-1].stop
+        layers = [] if risk_value is None else [part for part in risk_value.modules() if isinstance(part, nn.Linear)]
+        self.shape = layers_of(layers, lambda parameter: vector.where(parameter).start - self.start)
+        self.gradients = [aligned_zeros(self.stop - self.start) for _ in range(n_lanes)]
+        self.rooms: dict[tuple[int, int], tuple[Array, Array, Array]] = {}
+
+    @property
+    def free(self) -> bool:
+        """No parameter has a hook."""
+        return not any(parameter._backward_hooks for parameter in self.parameters)
+
+    def beside(self, observations: Tensor, lesson: Tensor, n_rows: int, lane: int) -> Beside:
+        """For one lane of a batch."""
+        x, outs, d_outs = self.room(n_rows, lane)
+        weights = self.vector.flat.detach().numpy()[self.start : self.stop]
+        learned = lesson.numpy() if self.parameters else np.zeros((0, 0, 0), np.float32)
+        return Beside(
+            self.shape,
+            weights,
+            self.gradients[lane],
+            x,
+            np.zeros((0, 0), np.float32),
+            outs,
+            d_outs,
+            observations.numpy(),
+            learned,
+        )
+
+    def room(self, n_rows: int, lane: int) -> tuple[Array, Array, Array]:
+        """Made once per number of rows; only the latest are kept."""
+        if (n_rows, lane) not in self.rooms:
+            if len(self.rooms) >= 4 * len(self.gradients):
+                self.rooms.clear()
+            n_inputs = self.shape.n_inputs
+            n_outputs = int(self.shape.dense[:, 2].sum())
+            self.rooms[n_rows, lane] = (
+                aligned_zeros(n_rows, n_inputs),
+                aligned_zeros(n_rows * n_outputs),
+                aligned_zeros(n_rows * n_outputs),
+            )
+        return self.rooms[n_rows, lane]
+
+    def leave_gradient(self) -> None:
+        """Hand over the sum of the lanes' gradients."""
+        if self.parameters:
+            self.vector.add_gradient(self.start, torch.from_numpy(sum(self.gradients)))
+
+
+@compiled
+def learn_beside(blas, beside, features, low, counts, factor):  # type: ignore[no-untyped-def]
+    """Add to the gradient of half the squared error of the rows that count; returns the sum of their losses."""
+    shape, x, lesson = beside.shape, beside.x, beside.lesson
+    rows, width, n_observed = len(x), features.shape[1], beside.observations.shape[2]
+    size = rows // len(lesson)
+    for m in range(rows):
+        t, s = m // size, low + m % size
+        x[m, :width] = features[m]
+        for j in range(n_observed):
+            x[m, width + j] = beside.observations[t, s, j] if counts[m] else ZERO
+        for j in range(PERIOD_FEATURES):
+            x[m, width + n_observed + j] = lesson[t, s, j] if counts[m] else ZERO
+    dense_forward(blas, shape, beside.weights, x, beside.outs)
+    last = len(shape.dense) - 1
+    value, d_value = out_of(shape, beside.outs, rows, last), out_of(shape, beside.d_outs, rows, last)
+    total = 0.0
+    for m in range(rows):
+        error = value[m, 0] - lesson[m // size, low + m % size, PERIOD_FEATURES] if counts[m] else ZERO
+        total += 0.5 * float(error) * float(error)
+        d_value[m, 0] = factor * error
+    dense_backward(blas, shape, beside.weights, x, beside, beside.d_x, beside.gradient)
+    return total
