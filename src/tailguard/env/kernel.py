@@ -26,10 +26,50 @@ def compiled(function: Function) -> Function:
 
 
 @compiled
+def equity(cash: float, units: Array, mark: Array) -> float:
+    """Value of one account at these prices (A,), added from the first asset to the last."""
+    worth = cash
+    for a in range(units.size):
+        worth = worth + units[a] * mark[a]
+    return worth
+
+
+@compiled
+def bounded(action: float, limits: Limits) -> float:
+    """The weight that an action (one number) asks for, before the gross cap."""
+    return min(max(action, limits.lowest), 1.0)
+
+
+@compiled
+def scale_to_cap(action: Array, limits: Limits) -> float:
+    """What brings the weights that an action (A,) asks for under the gross cap, all alike."""
+    gross = 0.0
+    for a in range(action.size):
+        gross = gross + abs(bounded(action[a], limits))
+    return limits.gross_cap / gross if gross > limits.gross_cap else 1.0
+
+
+@compiled
+def order_units(weight: float, held: float, worth: float, mark: float, band: float) -> float:
+    """Units of one asset to trade, decided at the close; none inside the no-trade band."""
+    if not abs(weight - held * mark / worth) > band:
+        return 0.0
+    return weight * worth / mark - held
+
+
+@compiled
+def fill(traded: float, price: float, sigma: float, bar_value: float, rates: CostRates) -> tuple[float, float, float]:
+    """(price paid, fee, cost of the adverse move) of one order that meets the market at `price`."""
+    size = abs(traded)
+    participation = min(size * price / max(bar_value, 1e-300), 1.0)
+    adverse = rates.adverse + rates.impact * sigma * np.sqrt(participation)
+    paid = price * (1.0 + np.sign(traded) * adverse)
+    return paid, rates.fee * size * paid, size * price * adverse
+
+
+@compiled
 def average_entry(entry: float, before: float, traded: float, paid: float) -> float:
-    """Average price of one open position after a trade."""
-    if traded == 0.0:
-        return entry if before != 0.0 else 0.0
+    """Average price of one open position after a trade that is not zero."""
     after = before + traded
     if after == 0.0:
         return 0.0
@@ -38,6 +78,17 @@ def average_entry(entry: float, before: float, traded: float, paid: float) -> fl
     if before * after <= 0.0:
         return paid
     return entry
+
+
+@compiled
+def carry(cash: float, units: Array, mark: Array, rates: CostRates) -> float:
+    """Cost of holding one account's positions (A,) over a bar: funding on all, borrow on what is short or lent."""
+    gross = borrowed = 0.0
+    for a in range(units.size):
+        notional = units[a] * mark[a]
+        gross = gross + abs(notional)
+        borrowed = borrowed + max(-notional, 0.0)
+    return rates.funding * gross + rates.borrow * (borrowed + max(-cash, 0.0))
 
 
 @compiled
@@ -59,54 +110,23 @@ def advance(
     """
     n_envs, n_assets = units.shape
     for n in range(n_envs):
-        now = t[n]
-        then = now + 1
-        worth = cash[n]
-        for a in range(n_assets):
-            worth = worth + units[n, a] * tape.mark[now, a]
-        gross = 0.0
-        for a in range(n_assets):
-            gross = gross + abs(min(max(action[n, a], limits.lowest), 1.0))
-        scale = limits.gross_cap / gross if gross > limits.gross_cap else 1.0
-
+        now, then = t[n], t[n] + 1
         money = cash[n]
+        worth, scale = equity(money, units[n], tape.mark[now]), scale_to_cap(action[n], limits)
         costs = fees = traded_value = 0.0
         for a in range(n_assets):
-            if not tape.fillable[then, a]:
+            weight, held, price = bounded(action[n, a], limits) * scale, units[n, a], tape.open[then, a]
+            traded = order_units(weight, held, worth, tape.mark[now, a], limits.band)
+            if traded == 0.0 or not tape.fillable[then, a]:
                 continue
-            weight = min(max(action[n, a], limits.lowest), 1.0) * scale
-            before = units[n, a]
-            if not abs(weight - before * tape.mark[now, a] / worth) > limits.band:
-                continue
-            traded = weight * worth / tape.mark[now, a] - before
-            size = abs(traded)
-            price = tape.open[then, a]
-            participation = min(size * price / max(tape.bar_value[now, a], 1e-300), 1.0)
-            adverse = rates.adverse + rates.impact * tape.sigma[now, a] * np.sqrt(participation)
-            paid = price * (1.0 + np.sign(traded) * adverse)
-            fee = rates.fee * size * paid
+            paid, fee, moved = fill(traded, price, tape.sigma[now, a], tape.bar_value[now, a], rates)
             money = money - traded * paid - fee
-            costs = costs + (size * price * adverse + fee)
-            fees = fees + fee
-            traded_value = traded_value + size * price
-            entry[n, a] = average_entry(entry[n, a], before, traded, paid)
-            units[n, a] = before + traded
-
-        gross = borrowed = 0.0
-        for a in range(n_assets):
-            notional = units[n, a] * tape.mark[then, a]
-            gross = gross + abs(notional)
-            borrowed = borrowed + max(-notional, 0.0)
-        holding = rates.funding * gross + rates.borrow * (borrowed + max(-money, 0.0))
+            entry[n, a], units[n, a] = average_entry(entry[n, a], held, traded, paid), held + traded
+            costs, fees, traded_value = costs + (moved + fee), fees + fee, traded_value + abs(traded) * price
+        holding = carry(money, units[n], tape.mark[then], rates)
         cash[n] = money - holding
-
-        value = cash[n]
-        for a in range(n_assets):
-            value = value + units[n, a] * tape.mark[then, a]
-        out[0, n] = value
-        out[1, n] = costs + holding
-        out[2, n] = traded_value / worth
-        out[3, n] = fees
+        out[0, n] = equity(cash[n], units[n], tape.mark[then])
+        out[1, n], out[2, n], out[3, n] = costs + holding, traded_value / worth, fees
 
 
 @compiled
