@@ -74,8 +74,8 @@ class AdaptiveUPGD(GatedOptimizer):
 
     def _track_fused(self, batch: Batch) -> tuple[float, float]:
         keeps = [1.0 - beta for beta in (batch.group["beta_utility"], *batch.group["betas"])]
-        numbers = [np.float32(number) for number in (*keeps, self._l2(batch.group))]
-        extremes = [kernels.track_utility_and_moments(*arrays, *numbers) for arrays in batch.arrays]
+        numbers = np.array([*keeps, self._l2(batch.group)], np.float32)
+        extremes = [kernels.track_utility_and_moments(*arrays, numbers) for arrays in batch.arrays]
         return min(low for low, _ in extremes), max(high for _, high in extremes)
 
     def _track_torch(self, batch: Batch) -> tuple[float, float]:
@@ -105,10 +105,10 @@ class AdaptiveUPGD(GatedOptimizer):
         return direction
 
     def _move_fused(self, batch: Batch, centre: float, width: float, noise: StepNoise | None) -> float:
-        common = self._fused_arguments(batch, centre, width, noise)
-        scale, eps = map(np.float32, self._corrections(batch))
+        numbers = [*self._fused_numbers(batch, centre, width, noise), *self._corrections(batch)]
+        told = self.protect == "weights", np.array(numbers, np.float32)
         total: float = sum(
-            kernels.move_along_adam(*arrays, kick, *common, scale, eps)
-            for arrays, kick in zip(batch.arrays, self._fused_noise(batch, noise), strict=True)
+            kernels.move_along_adam(w, u, m, v, kick, *told)
+            for (w, _, u, m, v), kick in zip(batch.arrays, self._fused_noise(batch, noise), strict=True)
         )
         return total

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -217,11 +216,10 @@ class GatedOptimizer(Optimizer):
         torch._foreach_add_(batch.params, step, alpha=-batch.group["lr"])
         return torch.stack(torch._foreach_norm(gate, 1)).sum()
 
-    def _fused_arguments(self, batch: Batch, centre: float, width: float, noise: StepNoise | None) -> tuple[Any, ...]:
-        """centre, width, rate, decay, sigma, protect_weights: what every moving kernel takes, in its own type."""
+    def _fused_numbers(self, batch: Batch, centre: float, width: float, noise: StepNoise | None) -> list[float]:
+        """centre, width, rate, decay, sigma: what every moving kernel takes."""
         sigma = batch.group["sigma"] * noise.size if noise is not None else 0.0
-        numbers = (centre, width, batch.group["lr"], self._decay(batch.group), sigma)
-        return (*map(np.float32, numbers), self.protect == "weights")
+        return [centre, width, batch.group["lr"], self._decay(batch.group), sigma]
 
     def _fused_noise(self, batch: Batch, noise: StepNoise | None) -> list[Array]:
         """Noise per parameter; without noise any finite array serves, because the kernel multiplies it with zero."""

@@ -5,7 +5,8 @@ vectorizing a loop over many arrays that might overlap. Accumulators have one la
 enough in float32, vectorize without fastmath, and do not depend on the machine's vector width. Sums in any order would
 be faster, but their last bits would depend on where the arrays lie: then no run could be repeated.
 
-Averages take keep = 1 - beta, computed in double: 1 - float32(0.999) is off by 1e-5.
+Averages take keep = 1 - beta, computed in double: 1 - float32(0.999) is off by 1e-5. Numbers come as one float32 array
+per kernel, which costs a call less than as many arguments.
 """
 
 from __future__ import annotations
@@ -107,11 +108,17 @@ def _extremes(low, high):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def _no_extremes(n):  # type: ignore[no-untyped-def]
+    """(low, high) before anything was seen, one lane per element of a block."""
+    lanes = max(1, min(BLOCK, n))
+    return np.full(lanes, np.inf, np.float32), np.full(lanes, -np.inf, np.float32)
+
+
+@compiled
 def track_utility(w, g, u, keep):  # type: ignore[no-untyped-def]
     """Update the utility average u in place; returns its (min, max)."""
     n = w.size
-    lanes = max(1, min(BLOCK, n))
-    low, high = np.full(lanes, np.inf, np.float32), np.full(lanes, -np.inf, np.float32)
+    low, high = _no_extremes(n)
     for i in range(0, n, BLOCK):
         e = min(n, i + BLOCK)
         _track_utility(w[i:e], g[i:e], u[i:e], keep, low, high)
@@ -119,11 +126,14 @@ def track_utility(w, g, u, keep):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def track_utility_and_moments(w, g, u, m, v, keep, keep1, keep2, l2):  # type: ignore[no-untyped-def]
-    """Update the utility average u and Adam's moments m, v in place; returns (min u, max u)."""
+def track_utility_and_moments(w, g, u, m, v, numbers):  # type: ignore[no-untyped-def]
+    """Update the utility average u and Adam's moments m, v in place; returns (min u, max u).
+
+    numbers: what the averages keep of the newest utility, gradient and square, and the weight decay in the gradient
+    """
+    keep, keep1, keep2, l2 = numbers
     n = w.size
-    lanes = max(1, min(BLOCK, n))
-    low, high = np.full(lanes, np.inf, np.float32), np.full(lanes, -np.inf, np.float32)
+    low, high = _no_extremes(n)
     for i in range(0, n, BLOCK):
         e = min(n, i + BLOCK)
         _track_utility(w[i:e], g[i:e], u[i:e], keep, low, high)
@@ -132,8 +142,9 @@ def track_utility_and_moments(w, g, u, m, v, keep, keep1, keep2, l2):  # type: i
 
 
 @compiled
-def move_along_gradient(w, g, u, noise, centre, width, rate, decay, sigma, protect_weights):  # type: ignore[no-untyped-def]
-    """Gated step along the gradient; returns the sum of the gates."""
+def move_along_gradient(w, g, u, noise, protect_weights, numbers):  # type: ignore[no-untyped-def]
+    """Gated step along the gradient; returns the sum of the gates. numbers: centre, width, rate, decay, sigma."""
+    centre, width, rate, decay, sigma = numbers
     n = w.size
     lanes = min(BLOCK, n)
     gate, total = np.empty(lanes, np.float32), np.zeros(lanes, np.float32)
@@ -145,8 +156,12 @@ def move_along_gradient(w, g, u, noise, centre, width, rate, decay, sigma, prote
 
 
 @compiled
-def move_along_adam(w, g, u, m, v, noise, centre, width, rate, decay, sigma, protect_weights, scale, eps):  # type: ignore[no-untyped-def]
-    """Gated step along scale * m / (sqrt(v) + eps); returns the sum of the gates."""
+def move_along_adam(w, u, m, v, noise, protect_weights, numbers):  # type: ignore[no-untyped-def]
+    """Gated step along scale * m / (sqrt(v) + eps); returns the sum of the gates.
+
+    numbers: centre, width, rate, decay, sigma, scale, eps
+    """
+    centre, width, rate, decay, sigma, scale, eps = numbers
     n = w.size
     lanes = min(BLOCK, n)
     gate, total, d = np.empty(lanes, np.float32), np.zeros(lanes, np.float32), np.empty(lanes, np.float32)

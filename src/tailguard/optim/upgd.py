@@ -61,9 +61,9 @@ class UPGD(GatedOptimizer):
         return batch.grads
 
     def _move_fused(self, batch: Batch, centre: float, width: float, noise: StepNoise | None) -> float:
-        common = self._fused_arguments(batch, centre, width, noise)
+        told = self.protect == "weights", np.array(self._fused_numbers(batch, centre, width, noise), np.float32)
         total: float = sum(
-            kernels.move_along_gradient(*arrays, kick, *common)
+            kernels.move_along_gradient(*arrays, kick, *told)
             for arrays, kick in zip(batch.arrays, self._fused_noise(batch, noise), strict=True)
         )
         return total
