@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
 PACKAGES = ("torch", "numpy", "numba", "stable-baselines3", "sb3-contrib")
 HEAD = "# Results\n\nEvery figure here was measured by the command beside it; run it to measure your own.\n"
+
+
+def parser_of(module: str, words: str | None) -> argparse.ArgumentParser:
+    """Arguments of a benchmark that writes its section unless told not to; `words` describe it."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=words)
+    parser.add_argument("--dry", action="store_true", help="print the tables without writing RESULTS.md")
+    return parser
+
+
+def publish(name: str, title: str, module: str, body: str, dry: bool) -> None:
+    """Show a section and, unless it is dry, write it with the command that this process was started with."""
+    print(body)
+    if not dry:
+        write_section(name, title, " ".join([f"python -m {module}", *sys.argv[1:]]), body)
 
 
 def write_section(name: str, title: str, command: str, body: str, path: Path = RESULTS) -> None:

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 
 import torch
@@ -16,9 +14,10 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from benchmarks.peers.cases import Case, make_env
 from benchmarks.peers.learners import ours
 from benchmarks.peers.measure import CLOCKS, Clock
-from benchmarks.results import markdown_table, write_section
+from benchmarks.results import markdown_table, parser_of, publish
 from tailguard import DistributionalPPO
 
+MODULE = "benchmarks.rollout_speed"
 STAGES = ("environment", "judging", "rollout")
 
 
@@ -62,9 +61,8 @@ def measure(case: Case, normalized: bool, seconds: float) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rollout_speed", description=__doc__)
+    parser = parser_of(MODULE, __doc__)
     parser.add_argument("--seconds", type=float, default=3.0, help="time per row (default 3)")
-    parser.add_argument("--dry", action="store_true", help="print the table without writing RESULTS.md")
     args = parser.parse_args()
     torch.set_num_threads(1)
     sizes = [(hidden, n_envs, 128) for hidden in (64, 256) for n_envs in (8, 64)]
@@ -73,10 +71,7 @@ def main() -> None:
     body = "The `regime` market, one thread, no updates; the best rollout of each row.\n\n" + markdown_table(
         header, rows
     )
-    print(body)
-    if not args.dry:
-        command = " ".join(["python -m benchmarks.rollout_speed", *sys.argv[1:]])
-        write_section("rollout-speed", "Speed of collecting", command, body)
+    publish("rollout-speed", "Speed of collecting", MODULE, body, args.dry)
 
 
 if __name__ == "__main__":

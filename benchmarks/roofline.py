@@ -8,21 +8,20 @@ times whole updates. Everything else an update does (gates, losses, optimizer) c
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numba import njit
 
 from benchmarks.peers.cases import LAYERS, Case, make_env
-from benchmarks.results import markdown_table, write_section
+from benchmarks.results import markdown_table, parser_of, publish
 from tailguard import DistributionalPPO
 from tailguard.policy.blas import blas, product
 
+MODULE = "benchmarks.roofline"
 GIGA = 1e9
 LARGE = 1024  # a square product this large runs at the machine's full rate
 
@@ -151,15 +150,14 @@ def section(hidden: int, args: argparse.Namespace) -> tuple[list[list[str]], lis
     return table, [*row, f"**{reached / limit:.0%}**"]
 
 
-def arguments() -> Any:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.roofline", description=__doc__)
+def arguments() -> argparse.Namespace:
+    parser = parser_of(MODULE, __doc__)
     parser.add_argument("--hidden", type=int, nargs="+", default=[64, 256], help="LSTM widths")
     parser.add_argument("--envs", type=int, default=64, help="environments (default 64)")
     parser.add_argument("--n-steps", type=int, default=128, help="steps per rollout (default 128)")
     parser.add_argument("--epochs", type=int, default=2, help="epochs per update (default 2)")
     parser.add_argument("--rounds", type=int, default=3, help="updates timed (default 3)")
     parser.add_argument("--seconds", type=float, default=0.5, help="time per product (default 0.5)")
-    parser.add_argument("--dry", action="store_true", help="print the tables without writing RESULTS.md")
     return parser.parse_args()
 
 
@@ -182,9 +180,7 @@ def main() -> None:
             ),
         ]
     )
-    print(body)
-    if not args.dry:
-        write_section("roofline", "Roofline", " ".join(["python -m benchmarks.roofline", *sys.argv[1:]]), body)
+    publish("roofline", "Roofline", MODULE, body, args.dry)
 
 
 if __name__ == "__main__":

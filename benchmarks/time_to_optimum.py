@@ -8,7 +8,6 @@ still while it looks. Each seed is a process of its own on one thread.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -19,10 +18,11 @@ from typing import Any
 from stable_baselines3.common.callbacks import BaseCallback
 
 from benchmarks.oracles import make_recurrent_ppo, varied
-from benchmarks.results import markdown_table, write_section
+from benchmarks.results import markdown_table, parser_of, publish
 from tailguard.env import score
 from tailguard.presets import Preset, regime
 
+MODULE = "benchmarks.time_to_optimum"
 UNSEEN = 1_000_000  # seeds of markets that no training uses
 
 
@@ -114,14 +114,13 @@ def verdict(ours: list[Reached], peers: list[Reached], goal: float) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.time_to_optimum", description=__doc__)
+    parser = parser_of(MODULE, __doc__)
     parser.add_argument("--goal", type=float, default=0.9, help="fraction of the optimum (default 0.9)")
     parser.add_argument("--seeds", type=int, default=3, help="of ours (default 3)")
     parser.add_argument("--peer-seeds", type=int, default=1, help="of RecurrentPPO (default 1)")
     parser.add_argument("--steps", type=int, default=800_000, help="budget of ours (default 800,000)")
     parser.add_argument("--peer-steps", type=int, default=800_000, help="budget of RecurrentPPO (default 800,000)")
     parser.add_argument("--every", type=int, default=2, help="rollouts between two looks (default 2)")
-    parser.add_argument("--dry", action="store_true", help="print the table without writing RESULTS.md")
     return parser.parse_args()
 
 
@@ -141,10 +140,7 @@ def main() -> None:
             verdict(ours, peers, args.goal),
         ]
     )
-    print(body)
-    if not args.dry:
-        command = " ".join(["python -m benchmarks.time_to_optimum", *sys.argv[1:]])
-        write_section("time-to-optimum", "Time to 90 % of the optimum on regime", command, body)
+    publish("time-to-optimum", "Time to 90 % of the optimum on regime", MODULE, body, args.dry)
 
 
 if __name__ == "__main__":

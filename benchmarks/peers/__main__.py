@@ -7,7 +7,6 @@ process of its own and the learners take turns, so that a busy spell of the mach
 from __future__ import annotations
 
 import argparse
-import sys
 from itertools import product
 
 from benchmarks.peers.apart import installable
@@ -15,11 +14,13 @@ from benchmarks.peers.cases import ENVS, Case
 from benchmarks.peers.compare import Plan, compare
 from benchmarks.peers.learners import LEARNERS, OURS
 from benchmarks.peers.report import report
-from benchmarks.results import write_section
+from benchmarks.results import parser_of, publish
+
+MODULE = "benchmarks.peers"
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser = parser_of(MODULE, __doc__)
     parser.add_argument("--env", choices=ENVS, default="cartpole", help="what all learners step (default cartpole)")
     parser.add_argument("--learners", nargs="+", choices=list(LEARNERS), default=list(LEARNERS), help="default all")
     parser.add_argument("--hidden", type=int, nargs="+", default=[64, 256], help="LSTM widths of the grid")
@@ -30,7 +31,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="measurements per cell and learner (default 3)")
     parser.add_argument("--seconds", type=float, default=3.0, help="least time per measurement (default 3)")
     parser.add_argument("--minutes", type=float, default=15.0, help="budget; only the first round is sure of its place")
-    parser.add_argument("--dry", action="store_true", help="print the tables without writing RESULTS.md")
     return parser.parse_args()
 
 
@@ -50,11 +50,8 @@ def main() -> None:
     args = arguments()
     plan = plan_of(args)
     body = report(plan, compare(plan))
-    print(f"\n{body}")
-    if not args.dry:
-        command = " ".join(["python -m benchmarks.peers", *sys.argv[1:]])
-        title = f"Speed against other recurrent PPOs: {args.env}, {args.threads} thread(s)"
-        write_section(f"peers-{args.env}-{args.threads}", title, command, body)
+    title = f"Speed against other recurrent PPOs: {args.env}, {args.threads} thread(s)"
+    publish(f"peers-{args.env}-{args.threads}", title, MODULE, body, args.dry)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,11 @@ from dataclasses import asdict
 from math import log
 from typing import Any
 
-from benchmarks.results import markdown_table, write_section
+from benchmarks.results import markdown_table, parser_of, publish
 from benchmarks.scaling.picture import IMG, Found, draw
 from benchmarks.scaling.points import SWEEPS, Sweep
+
+MODULE = "benchmarks.scaling"
 
 
 def apart(request: dict[str, Any]) -> dict[str, float]:
@@ -75,15 +77,12 @@ def report(found: dict[Sweep, Found], leak: dict[str, float], updates: int) -> s
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
+    parser = parser_of(MODULE, __doc__)
     keys = [sweep.key for sweep in SWEEPS]
     parser.add_argument("--sweeps", nargs="+", choices=keys, default=keys, help="what to vary (default all)")
     parser.add_argument("--most", type=int, help="leave out larger values")
     parser.add_argument("--seconds", type=float, default=1.0, help="time per point (default 1)")
     parser.add_argument("--updates", type=int, default=1000, help="updates of the leak test (default 1,000)")
-    parser.add_argument(
-        "--dry", action="store_true", help="print the tables without writing RESULTS.md and the picture"
-    )
     return parser.parse_args()
 
 
@@ -91,10 +90,9 @@ def main() -> None:
     args = arguments()
     found = {s: measure(s, args.seconds, args.most) for s in SWEEPS if s.key in args.sweeps}
     body = report(found, apart({"job": "leak", "updates": args.updates}), args.updates)
-    print(f"\n{body}")
     if not args.dry:
         draw(found, IMG / "scaling.svg")
-        write_section("scaling", "Scaling", " ".join(["python -m benchmarks.scaling", *sys.argv[1:]]), body)
+    publish("scaling", "Scaling", MODULE, body, args.dry)
 
 
 if __name__ == "__main__":
