@@ -18,7 +18,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
 
 from tailguard import DistributionalPPO, PPOConfig
-from tests.agents import TINY, TINY_POLICY, tiny_agent
+from tests.agents import TINY, TINY_POLICY, collected, tiny_agent
 from tests.environments import Identity, cartpole, vectorized
 
 SPACES = [
@@ -143,13 +143,15 @@ def test_callbacks_evaluate_checkpoint_and_stop(tmp_path: Path) -> None:
     assert len(list((tmp_path / "checkpoints").iterdir())) >= 2
 
 
-@pytest.mark.parametrize("wrapper", [SubprocVecEnv, DummyVecEnv])
-def test_vec_envs_of_sb3(wrapper: Any) -> None:
-    env = wrapper([make_monitored] * 2)
-    try:
-        tiny_agent(env, batch_size=32).learn(128)
-    finally:
-        env.close()
+def test_vec_envs_of_sb3_train_the_same_agent() -> None:
+    weights = []
+    for kind in (SubprocVecEnv, DummyVecEnv):
+        env = kind([make_monitored] * 2)
+        try:
+            weights.append(tiny_agent(env, batch_size=32).learn(128).learner.vector.flat.detach())
+        finally:
+            env.close()
+    assert torch.equal(*weights)
 
 
 def make_monitored() -> gym.Env[Any, Any]:
@@ -175,10 +177,11 @@ def test_tensorboard_csv_and_json_loggers_receive_the_figures(tmp_path: Path) ->
     assert list(tmp_path.glob("events.out.tfevents*"))
 
 
-def test_a_progress_bar_can_be_shown() -> None:
+def test_a_progress_bar_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "rich is experimental")
         tiny_agent().learn(256, progress_bar=True)
+    assert "256/256" in "".join(capsys.readouterr())
 
 
 def test_learning_goes_on_without_resetting_the_counter() -> None:
@@ -239,15 +242,19 @@ def test_predicted_quantiles_are_raw_sorted_and_remember() -> None:
     _, state = agent.predict(observation)
     assert not np.array_equal(agent.predict_quantiles(observation, state), quantiles)
     np.testing.assert_allclose(agent.predict_quantiles(observation, state, np.ones(5, bool)), quantiles)
-    # the memory that predict hands out leads the critics where acting led them
-    buffer = agent.rollout_buffer
-    state, starts = None, np.ones(4, bool)
-    agent.policy.set_training_mode(False)
-    for t in range(4):
-        law = agent.predict_quantiles(buffer.observations[t], state, starts)
-        _, state = agent.predict(buffer.observations[t], state, starts)
-        starts = buffer.starts[t + 1]
-        assert law.shape == (4, 8)
+
+
+def test_the_memory_that_predict_hands_out_leads_the_critics_where_acting_led_them() -> None:
+    agent = collected(tiny_agent().learn(512))
+    buffer, state = agent.rollout_buffer, None
+    assert buffer.starts[0].all()
+    assert buffer.starts[1:].any()
+    for observations, starts, laws in zip(
+        buffer.observations, buffer.starts, buffer.quantiles.swapaxes(0, 1), strict=True
+    ):
+        law = agent.predict_quantiles(observations, state, starts)
+        np.testing.assert_allclose(law, np.sort(laws.mean(0), -1), rtol=1e-4, atol=1e-4)
+        _, state = agent.predict(observations, state, starts)
 
 
 def test_policy_kwargs_reach_the_network() -> None:

@@ -101,7 +101,7 @@ def test_defaults_that_depend_on_the_data_say_why():
     assert settings["validation"] == 0.0
     config = DataConfig(files=("x.csv",), **{**settings, "costs": Costs(**settings["costs"])})
     data = Dataset.of(config, quiet)
-    assert len(data.split.train) == 2 * settings["episode_length"] or len(data.split.train) % 2
+    assert 0 <= len(data.split.train) - 2 * settings["episode_length"] <= 1  # two episodes, and no longer ones, fit
     assert data.training_env(2, 0).length == settings["episode_length"]
     assert all(default.reason for default in chosen)
     assert data_defaults(random_bars(4_000), {"files": ["x.csv"]}) == ()

@@ -15,6 +15,7 @@ from tailguard.checkpoint import state_digest
 from tailguard.errors import ConfigError
 from tailguard.losses.risk import empirical_cvar, midpoint_levels
 from tailguard.ppo.risk import EpisodeRisk, RiskConfig, nested_advantages
+from tailguard.ppo.watch import calibration_figures
 from tailguard.rollout.periods import risk_rewards, walk_periods
 from tests.agents import collected, logged, tiny_agent
 from tests.environments import ConstantReward, NoiseChain, Sizing, cartpole, vectorized
@@ -277,10 +278,17 @@ def test_calibration_and_tail_figures_are_logged() -> None:
 
 
 def test_coverage_does_not_touch_the_random_streams() -> None:
-    one, two = collected(tiny_agent()), collected(tiny_agent())
-    one.train()
-    two.train()
-    assert state_digest(one.randomness.state_dict()) == state_digest(two.randomness.state_dict())
+    agent = collected(tiny_agent())
+
+    def streams() -> str:
+        shared = {"torch": torch.get_rng_state(), "numpy": np.random.get_state()[1]}  # noqa: NPY002
+        return state_digest({**shared, "own": agent.randomness.state_dict()})
+
+    before = streams()
+    assert calibration_figures(agent.rollout_buffer, agent.config)
+    assert streams() == before
+    agent.sequences()  # which draws: the digest would have told
+    assert streams() != before
 
 
 def alerts_of(agent: DistributionalPPO, n_updates: int) -> set[str]:
