@@ -138,7 +138,6 @@ class MarketFit(NamedTuple):
 
     alpha_per_year: float
     beta: float
-    correlation: float
 
 
 def market_fit(returns: npt.ArrayLike, benchmark: npt.ArrayLike, bars_per_year: float) -> MarketFit:
@@ -147,9 +146,8 @@ def market_fit(returns: npt.ArrayLike, benchmark: npt.ArrayLike, bars_per_year: 
     variance = float(other.var())
     covariance = float(np.mean((series - series.mean()) * (other - other.mean())))
     beta = covariance / variance if variance > 0.0 else 0.0
-    spread = sqrt(variance * float(series.var()))
     alpha = (float(series.mean()) - beta * float(other.mean())) * _rate(bars_per_year)
-    return MarketFit(alpha, beta, covariance / spread if spread > 0.0 else 0.0)
+    return MarketFit(alpha, beta)
 
 
 def information_ratio(returns: npt.ArrayLike, benchmark: npt.ArrayLike, bars_per_year: float) -> float:

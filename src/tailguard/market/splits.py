@@ -63,11 +63,6 @@ class Segment:
         """Bars at which decisions are made: what a scaler may be fitted on, for train."""
         return slice(self.start, self.stop)
 
-    @property
-    def warm_up_rows(self) -> slice:
-        """Bars the policy sees before `start` without trading."""
-        return slice(self.warm_start, self.start)
-
 
 @dataclass(frozen=True)
 class Split:

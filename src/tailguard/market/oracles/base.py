@@ -33,8 +33,6 @@ class Optimum:
     """Mean of the reward, ln(E[t+1] / E[t])."""
     reward_std: float
     """Standard deviation of the reward of one bar."""
-    return_per_step: float
-    """Mean of the simple return E[t+1] / E[t] - 1."""
     turnover_per_step: float
     """Mean traded notional over equity, all assets."""
     bounds: tuple[float, float]
@@ -180,8 +178,8 @@ def _optimum(market: OracleMarket) -> Optimum:
     mean = solution.reward_per_step
     legs = len(market.symbols)
     sizes = Sizes(states=161, weights=31, nodes=31)  # a switch of position is sharp in the state, coarse in the weight
-    square, simple, traded = (
+    square, traded = (
         solver.long_run(market.chain(sizes), sizes, solution.band, payoff)
-        for payoff in (solver.SQUARED_REWARD, solver.SIMPLE_RETURN, solver.TURNOVER)
+        for payoff in (solver.SQUARED_REWARD, solver.TURNOVER)
     )
-    return Optimum(mean, sqrt(max(square - mean**2, 0.0)), simple, legs * traded, solution.bounds)
+    return Optimum(mean, sqrt(max(square - mean**2, 0.0)), legs * traded, solution.bounds)

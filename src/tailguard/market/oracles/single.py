@@ -193,7 +193,7 @@ class NoiseMarket(OracleMarket):
 
     @property
     def optimum(self) -> Optimum:
-        return Optimum(0.0, 0.0, 0.0, 0.0, (0.0, 0.0))
+        return Optimum(0.0, 0.0, 0.0, (0.0, 0.0))
 
     def episode_reward(self, n_steps: int) -> float:
         return 0.0

@@ -126,6 +126,9 @@ def _improve(held: Array, weights: Array, cost: float, outer: int, low: Array, h
             value[x, j] = np.log(kept) + _along(held[x], target / kept, first, step)
 
 
+SQUARED_REWARD, TURNOVER = range(2)  # payoffs
+
+
 @numba.njit(cache=True, nogil=True)
 def _evaluate(
     value: Array,
@@ -141,7 +144,7 @@ def _evaluate(
     payoff: int,
     out: Array,
 ) -> None:
-    """One sweep of policy evaluation; payoff 0: reward, 1: its square, 2: simple net return, 3: traded weight."""
+    """One sweep of policy evaluation; the payoff is the reward squared or the weight traded."""
     first, step = weights[0], weights[1] - weights[0]
     n_states, n_weights = out.shape
     for x in range(n_states):
@@ -153,15 +156,7 @@ def _evaluate(
             total = 0.0
             for k in range(prob.shape[1]):
                 gain = max(1.0 + b * ret[x, k], 1e-3)  # as the reward's floor
-                reward = np.log(kept * gain)
-                if payoff == 0:
-                    now = reward
-                elif payoff == 1:
-                    now = reward * reward
-                elif payoff == 2:
-                    now = kept * gain - 1.0
-                else:
-                    now = traded
+                now = np.log(kept * gain) ** 2 if payoff == SQUARED_REWARD else traded
                 h = b * growth[x, k] / gain
                 total += prob[x, k] * (now + _lookup(value, cell[x, k], mix[x, k], h, first, step))
             out[x, j] = total
@@ -233,9 +228,6 @@ def refine(
         f"The optimum still moves by {moved:.2e} per step on the finest grid, {sizes}. "
         f"These constants need finer grids."
     )
-
-
-REWARD, SQUARED_REWARD, SIMPLE_RETURN, TURNOVER = range(4)
 
 
 def long_run(chain: Chain, sizes: Sizes, band: Band, payoff: int, *, max_sweeps: int = 20_000) -> float:
