@@ -40,22 +40,25 @@ def test_without_decay_the_coefficient_is_constant() -> None:
 
 def test_a_plateau_delays_the_start_of_decay() -> None:
     config = EntropyConfig(decay_updates=4, plateau_window=2, plateau_tolerance=0.1)
-    flat_then_moving = decayed(config, [1.0, 1.0, 1.0, 1.0, 0.5, 0.2])
-    assert flat_then_moving[0] == 0.75  # no window of entropies yet, so nothing is known to be flat
-    config = EntropyConfig(decay_updates=4, plateau_window=1, plateau_tolerance=0.1)
-    assert decayed(config, [1.0, 1.0, 1.0]) == [1.0, 1.0, 1.0]
+    assert decayed(config, [1.0, 1.0, 1.0, 1.0, 0.5, 0.2]) == [1.0, 1.0, 1.0, 1.0, 0.75, 0.5]
+    assert decayed(config, [2.0, 1.0, 0.0, -1.0]) == [1.0, 1.0, 0.75, 0.5]  # two updates are needed to know
+    short = EntropyConfig(decay_updates=4, plateau_window=1, plateau_tolerance=0.1)
+    assert decayed(short, [1.0, 1.0, 0.5, 0.5]) == [1.0, 1.0, 0.75, 0.5]
 
 
 def test_once_begun_a_plateau_neither_stops_nor_speeds_up_decay() -> None:
     config = EntropyConfig(decay_updates=4, plateau_window=2, plateau_tolerance=0.1)
-    steady = decayed(config, [2.0, 1.0, 0.0, -1.0])
-    with_plateau = decayed(config, [2.0, 1.0, 1.0, 1.0])
-    assert steady == with_plateau == pytest.approx([0.75, 0.5, 0.25, 0.0])
+    steady = decayed(config, [2.0, 1.0, 0.0, -1.0, -2.0, -3.0])
+    with_plateau = decayed(config, [2.0, 1.0, 0.0, 0.0, 0.0, 0.0])
+    assert steady == with_plateau == pytest.approx([1.0, 1.0, 0.75, 0.5, 0.25, 0.0])
 
 
 def test_at_the_floor_a_plateau_starts_nothing() -> None:
     config = EntropyConfig(ent_coef_min=1.0, decay_updates=4, plateau_window=1, plateau_tolerance=0.1)
-    assert decayed(config, [1.0] * 6) == [1.0] * 6
+    coefficient = EntropyCoefficient(1.0, config)
+    for _ in range(6):
+        coefficient.update(1.0, None)
+    assert (coefficient.value, coefficient.decay_done) == (1.0, 0)
 
 
 def test_the_boost_is_off_by_default_capped_and_floored() -> None:

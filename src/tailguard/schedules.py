@@ -52,7 +52,8 @@ class EntropyConfig(Config):
     decay_updates: NonNegativeInt = 0
     """Updates over which the coefficient falls linearly to its floor; 0 keeps it constant."""
     plateau_window: NonNegativeInt = 0
-    """Updates over which entropy is watched for a plateau, which delays the start of decay; 0 never delays."""
+    """Updates over which entropy is watched for a plateau, which delays the start of decay; 0 never delays. Until so
+    many updates have been seen, nobody knows, and decay waits."""
     plateau_tolerance: PositiveFloat = 0.01
     """Entropy that moves less than this over the window is on a plateau."""
     boost: Annotated[float, Field(ge=1.0)] = 1.0
@@ -69,7 +70,7 @@ class EntropyCoefficient:
     def __init__(self, initial: float, config: EntropyConfig) -> None:
         self.initial, self.config = initial, config
         self.decay_done = 0  # updates of decay taken so far
-        self.recent: deque[float] = deque(maxlen=max(config.plateau_window, 1))
+        self.recent: deque[float] = deque(maxlen=config.plateau_window + 1)  # the ends of so many updates
         self.explained_variance: float | None = None
 
     @property
@@ -98,10 +99,10 @@ class EntropyCoefficient:
         self.decay_done = min(self.decay_done + 1, self.config.decay_updates)
 
     def on_plateau(self) -> bool:
-        """Whether entropy moved less than the tolerance over a full window."""
-        if self.config.plateau_window == 0 or len(self.recent) < self.config.plateau_window:
-            return False
-        return max(self.recent) - min(self.recent) < self.config.plateau_tolerance
+        """Whether entropy moved less than the tolerance over the window, as far as is known."""
+        window = self.config.plateau_window
+        moved = max(self.recent) - min(self.recent)
+        return window > 0 and (len(self.recent) <= window or moved < self.config.plateau_tolerance)
 
     def state_dict(self) -> dict[str, Any]:
         return {
