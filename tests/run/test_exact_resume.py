@@ -204,6 +204,7 @@ NOT_STATE = {
     "start_time", "_num_timesteps_at_start", "_logger", "_custom_logger", "_last_original_obs",  # clocks and logs
     "observation_space", "action_space", "policy_kwargs", "verbose", "defaults",  # configuration
     "t",  # wall time of an episode
+    "addresses",  # where gradients lie in memory, looked up before every use
 }  # fmt: skip
 
 
