@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.results import markdown_table, write_section
+from benchmarks.results import kept_rows, markdown_table, write_section
 from tailguard.env import oracle_env
 from tailguard.presets import Preset, preset
 
@@ -35,9 +35,13 @@ AB: dict[str, dict[str, Any]] = {
 
 
 def ours(name: str, policy: str, changes: dict[str, Any], steps: int | None, seed: int) -> dict[str, float]:
-    """One seed: fraction of the optimum, reward per bar, seconds of CPU."""
+    """One seed: fraction of the optimum, reward per bar, seconds of CPU, alerts raised."""
     chosen = varied(preset(name), changes, steps)
-    return scored(chosen, lambda: chosen.train(seed, policy), seed)
+    agent = chosen.agent(seed, policy)
+    heard: list[str] = []
+    agent.alerts.listeners.append(lambda alert, value: heard.append(alert.name))
+    found = scored(chosen, lambda: agent.learn(chosen.total_timesteps), seed)
+    return {**found, "alerts": len(heard)}
 
 
 def scored(chosen: Preset, train: Callable[[], Any], seed: int) -> dict[str, float]:
@@ -113,7 +117,8 @@ def interval(values: np.ndarray) -> str:
 
 def row(label: str, found: dict[str, np.ndarray]) -> list[str]:
     cells = [label, interval(found["fraction"]) if np.isfinite(found["fraction"]).all() else "optimum is 0"]
-    return [*cells, interval(found["bps"]), f"{np.median(found['cpu']):.0f}"]
+    alerts = f"{found['alerts'].sum():.0f}" if "alerts" in found else "it has none"
+    return [*cells, interval(found["bps"]), f"{np.median(found['cpu']):.0f}", alerts]
 
 
 def main() -> None:
@@ -141,15 +146,15 @@ def main() -> None:
             who = "RecurrentPPO" if options.peers else label
             rows.append(row(f"{name}, {who}", found))
             print(rows[-1], flush=True)
-    kind = "ab" if options.ab else "peers" if options.peers else "memoryless" if options.memoryless else "ours"
-    table = markdown_table(
-        ["market, agent", "fraction of the optimum", "bps per bar out of sample", "CPU s per seed"], rows
-    )
+    kind = "ab" if options.ab else "presets"
+    header = ["market, agent", "fraction of the optimum", "bps per bar out of sample", "CPU s per seed", "alerts"]
+    table = markdown_table(header, kept_rows(f"oracles-{kind}", rows))
     command = " ".join(["python -m benchmarks.oracles", *sys.argv[1:]])
-    what = f"{options.seeds} seeds, interquartile mean (95 % bootstrap interval over seeds), deterministic policy"
-    write_section(
-        f"oracles-{kind}", f"Oracle markets: {kind}", command, f"{what}, fresh draw of the market.\n\n{table}"
+    what = (
+        f"{options.seeds} seeds, interquartile mean (95 % bootstrap interval over seeds), deterministic policy, fresh "
+        "draw of the market. Alerts: raised in all of these trainings together. The command is that of the newest rows."
     )
+    write_section(f"oracles-{kind}", f"Oracle markets: {kind}", command, f"{what}\n\n{table}")
 
 
 if __name__ == "__main__":

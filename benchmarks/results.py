@@ -41,6 +41,19 @@ def write_section(name: str, title: str, command: str, body: str, path: Path = R
     path.write_text(text)
 
 
+def kept_rows(name: str, rows: list[list[str]], path: Path = RESULTS) -> list[list[str]]:
+    """Rows of the section's last table that are not measured anew, then the new ones; the first cell is the name.
+
+    So a part of a table can be run by itself. Rows of another width belong to an older table and are dropped.
+    """
+    text = path.read_text() if path.exists() else ""
+    section = text.partition(f"<!-- section:{name} -->")[2].partition(f"<!-- /section:{name} -->")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    old = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+    new = {row[0] for row in rows}
+    return [row for row in old if row[0] not in new and len(row) == len(rows[0])] + rows
+
+
 def machine() -> str:
     """CPU model, cores and the versions that decide speed and bits."""
     versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)

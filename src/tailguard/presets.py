@@ -102,17 +102,10 @@ def crash(alpha: float = 0.05, cvar_limit: float | None = -0.04, **constants: An
     weight held (docs/risk.md). Clipping ratios and norms tightly would cut off the few steps with a jump.
     """
     market = oracle_market("crash", **constants)
-    limited = {
-        "mode": "episode",
-        "alpha": alpha,
-        "cvar_limit": cvar_limit,
-        "gae_lambda": 0.2,
-        "dual_init": 0.5,
-        "window": ceil(50 / alpha),
-    }
+    free = cvar_limit is None
     config = trading_config(
         n_steps=125,
-        gamma=0.99,
+        gamma=0.9 if free else 0.99,
         gae_lambda=0.2,
         vf_coef=0.5,
         clip_range=0.4,
@@ -120,12 +113,28 @@ def crash(alpha: float = 0.05, cvar_limit: float | None = -0.04, **constants: An
         ent_coef=0.02,  # noise stays at its ceiling: a policy moves by a fraction of its noise
         hindsight=True,
         critic={"twin": False, "n_quantiles": 16},
-        risk={"mode": "none"} if cvar_limit is None else limited,
+        risk={"mode": "none"} if free else crash_risk(alpha, cvar_limit),
     )
-    kwargs: dict[str, Any] = {"memory": "none", "net_arch": [32, 32], "log_std_init": -1.4, "log_std_end": -3.2}
+    # under a limit noise is part of the tail; without one the way to all in is longer
+    first, last = (-1.4, -3.2) if free else (-2.0, -3.5)
+    kwargs = {"memory": "none", "net_arch": [32, 32], "log_std_init": first, "log_std_end": last}
     if market.cost == 0.0:
         kwargs["hidden_from_critics"] = [1]  # the weight held
-    return Preset("crash", market, config, 3_200_000, n_envs=256, policy_kwargs=kwargs)
+    return Preset("crash", market, config, 3_200_000 if free else 9_600_000, n_envs=256, policy_kwargs=kwargs)
+
+
+def crash_risk(alpha: float, cvar_limit: float | None) -> dict[str, Any]:
+    """A limit whose price stands still while exploration is most of the tail, and goes on moving to the end."""
+    return {
+        "mode": "episode",
+        "alpha": alpha,
+        "cvar_limit": cvar_limit,
+        "gae_lambda": 0.2,
+        "dual_init": 0.5,
+        "dual_delay": 0.3,
+        "dual_learning_rate": Schedule(start=1.0, end=0.3),
+        "window": ceil(50 / alpha),
+    }
 
 
 PRESETS: dict[str, Callable[[], Preset]] = {
