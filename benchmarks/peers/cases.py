@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
+from math import ceil, gcd
 from typing import Any
 
 N_EPOCHS = 4
@@ -12,6 +12,7 @@ LAYERS = (64, 64)  # after the LSTM, of actor and critic alike
 NET_ARCH = {"pi": list(LAYERS), "vf": list(LAYERS)}
 SEQUENCE = 32  # steps through which gradients flow, where a learner cuts rollouts into sequences
 LONG_ROLLOUT = 16_384  # samples; of a longer update of a peer this many are timed, and the rest counted alike
+SPAN = 1_000  # steps of each environment that a measurement covers; an episode of the trading environment has 250
 ENVS = ("trading", "cartpole")
 N_BARS = 200_000
 
@@ -40,6 +41,11 @@ class Case:
     @property
     def rollout(self) -> int:
         return self.n_envs * self.n_steps
+
+    @property
+    def least_cycles(self) -> int:
+        """Rollouts that hold a fair share of episode starts: an even number, over about four trading episodes."""
+        return 2 * ceil(SPAN / self.n_steps / 2) if self.n_steps < SPAN else 1
 
     @property
     def batch(self) -> int:

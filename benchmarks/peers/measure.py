@@ -96,7 +96,7 @@ def measure(request: Request) -> dict[str, float]:
     clock.wrap(model, "train", "update")
     if request.who == OURS and request.threads == 1:  # stages of two threads overlap
         watch_ours(model, clock)
-    cycles = run_cycles(model, clock, case.rollout, request.seconds)
+    cycles = run_cycles(model, clock, case, request.seconds)
 
     def steps_per_second(kind: str) -> float:
         uncounted = case.uncounted(work) * clock.of("update", kind)
@@ -106,15 +106,23 @@ def measure(request: Request) -> dict[str, float]:
     return {**speeds, "rollout": cycles * case.rollout / clock.of("rollout", "wall"), **shares(clock)}
 
 
-def run_cycles(model: Any, clock: Clock, rollout: int, seconds: float) -> int:
-    """Run one cycle, then as many as fill the time; their number."""
+def run_cycles(model: Any, clock: Clock, case: Case, seconds: float) -> int:
+    """Run as many cycles as the case and the time ask for; their number.
+
+    Short rollouts begin after one that is not counted. RecurrentPPO is several times slower on a rollout in which an
+    episode starts, and the very first one always has such starts: alone it would be no fair sample.
+    """
+    if case.least_cycles > 1:
+        model.learn(case.rollout)
+        clock.seconds.clear()
     with clock.running("total"):
-        model.learn(rollout)
-    cycles = max(1, round(seconds / clock.of("total", "wall")))
-    if cycles > 1:
-        with clock.running("total"):
-            model.learn((cycles - 1) * rollout)
-    return cycles
+        model.learn(case.least_cycles * case.rollout, reset_num_timesteps=False)
+    more = round(seconds / clock.of("total", "wall") - 1.0)
+    if more <= 0:
+        return case.least_cycles
+    with clock.running("total"):
+        model.learn(more * case.least_cycles * case.rollout, reset_num_timesteps=False)
+    return (1 + more) * case.least_cycles
 
 
 if __name__ == "__main__":

@@ -100,3 +100,9 @@ def test_the_loop_learns_from_its_own_rollout() -> None:
     learner.learn(CASE.rollout)
     after = [parameter for parameter in learner.agent.parameters() if parameter.requires_grad]
     assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_a_measurement_of_short_rollouts_covers_whole_episodes() -> None:
+    """128 steps of episodes of 250: a start lies in every other rollout, so an even number is a fair sample."""
+    assert Case("trading", 64, 8, 128).least_cycles == 8
+    assert Case("trading", 64, 8, 2_048).least_cycles == 1

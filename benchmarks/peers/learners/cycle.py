@@ -18,7 +18,7 @@ class Cycle:
     def train(self) -> None:
         raise NotImplementedError
 
-    def learn(self, steps: int) -> None:
+    def learn(self, steps: int, reset_num_timesteps: bool = False) -> None:
         for _ in range(steps // self.case.rollout):
             self.collect_rollouts()
             self.train()
