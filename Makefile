@@ -68,8 +68,11 @@ bench-robustness: setup  ## agents under attack, with and without robust trainin
 	$(BIN)/python -m benchmarks.robustness regime
 	$(BIN)/python -m benchmarks.robustness cost --write
 
-bench-oracles: setup  ## fraction of the optimum on the oracle markets, over seeds, beside RecurrentPPO
-	$(BIN)/python -m benchmarks.oracles
+bench-oracles: setup  ## what agents reach on the oracle markets beside the optimum, without memory, and RecurrentPPO
+	$(BIN)/python -m benchmarks.oracles --markets regime,regime_hard,signal,noise,pairs
+	$(BIN)/python -m benchmarks.oracles --markets regime --memoryless
+	$(BIN)/python -m benchmarks.oracles --markets regime --peers
+	$(BIN)/python -m benchmarks.crash
 
 $(VENV)/.docs-installed: $(VENV)/.installed
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
