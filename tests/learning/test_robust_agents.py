@@ -30,13 +30,8 @@ def test_plain_training_balances_the_pendulum_and_falls_under_attack() -> None:
     assert median("pendulum", "nominal", ("mad 0.75",)) <= 40.0
 
 
-def test_robust_training_balances_the_pendulum_too_and_has_more_left_under_attack() -> None:
-    assert median("pendulum", "robust", ("nobody",)) >= 950.0
-    assert median("pendulum", "robust", ("mad 0.75",)) >= 5.0 * median("pendulum", "nominal", ("mad 0.75",))
-
-
-@pytest.mark.xfail(reason="not reached: seed 0 with weight 0.01 has 66 left at 0.75 and 7 at 1.1")
 def test_robust_training_keeps_the_pendulum_up_under_attack() -> None:
+    assert median("pendulum", "robust", ("nobody",)) >= 950.0
     assert median("pendulum", "robust", ("mad 0.75",)) >= 200.0
     assert median("pendulum", "robust", ("mad 1.1",)) >= 80.0
 
