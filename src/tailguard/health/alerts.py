@@ -266,9 +266,10 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "warn/upgd_gate_off_one",
         metrics.MEAN_GATE,
-        outside(0.5, 1.5),
+        outside(0.6, 1.4),  # gate="minmax" keeps each gate within 0.54 and 1.46: wider bounds would never be left
         "The utility gate changes the average step, so the learning rate no longer means what it says.",
-        "Raise beta_utility, or use the other gate.",
+        "Leave weight decay to the optimizer (weight_decay) instead of the loss, raise beta_utility, or use the other "
+        "gate.",
         for_updates=5,
     ),
     Alert(
