@@ -87,9 +87,23 @@ def test_scores_that_no_longer_rise_are_said_once_with_the_round_since_when() ->
     assert told(scored(*((1.0 + 0.1 * n, 0.5) for n in range(30)))) == []
 
 
-def test_members_that_are_all_alike_are_said() -> None:
-    (notice,) = told(scored((1.0, 2.0), *[(2.0 + n, 2.0 + n) for n in range(5)]))
-    assert (notice.alert.name, notice.since, notice.member) == ("warn/members_alike", 2, None)
+@pytest.mark.parametrize(
+    ("scores", "since"),
+    [
+        ([(0.0, 0.0)] * 5, 1),  # nobody ever did anything
+        ([(1.0, 5.0), *[(n, n) for n in (6.0, 7.0, 8.0)]], 2),  # a score that moves by itself, the same for all
+        ([(1.0, 5.0), *[(3.0, 3.0)] * 3], 2),  # all fell to the same place
+    ],
+    ids=["from_the_start", "together", "fallen"],
+)
+def test_members_that_are_all_alike_are_said(scores: list[tuple[float, float]], since: int) -> None:
+    (notice,) = told(scored(*scores))
+    assert (notice.alert.name, notice.since, notice.member) == ("warn/members_alike", since, None)
+
+
+def test_members_that_all_rose_to_one_score_and_stay_there_are_not_sick() -> None:
+    assert told(scored((20.0, 90.0), (90.0, 500.0), *[(500.0, 500.0)] * 6, (480.0, 500.0), (500.0, 500.0))) == []
+    assert told(scored((-5.0, -1.0), *[(0.0, 0.0)] * 8)) == []  # losers who learned not to play
 
 
 def test_the_copy_with_the_largest_loss_is_named_and_who_is_late_does_not_count() -> None:

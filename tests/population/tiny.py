@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,21 @@ HYPERPARAMS: list[dict[str, Any]] = [
 ]
 
 
-def tiny_population(rounds: int = 3, seed: int = 0, **population: Any) -> PopulationConfig:
+def tiny_population(
+    rounds: int = 3,
+    seed: int = 0,
+    gym_env: str = "CartPole-v1",
+    ppo: Mapping[str, Any] | None = None,
+    **population: Any,
+) -> PopulationConfig:
     return population_config(
         {
-            "gym_env": "CartPole-v1",
+            "gym_env": gym_env,
             "n_envs": 4,
-            "steps": rounds * 2 * 4 * 32,
+            "steps": rounds * population.get("perturbation_interval", 2) * 4 * 32,
             "seed": seed,
             "policy_kwargs": {"lstm_hidden_size": 8, "net_arch": [8]},
-            "ppo": {"n_steps": 32, "sequence_length": 8, "batch_size": 64, "critic": {"n_quantiles": 8}},
+            "ppo": {"n_steps": 32, "sequence_length": 8, "batch_size": 64, "critic": {"n_quantiles": 8}, **(ppo or {})},
             "population": {
                 "population_size": 4,
                 "perturbation_interval": 2,

@@ -112,6 +112,10 @@ BEST_SCORE_GAIN = Metric(
     "pbt/best_score_gain", "Rise of the best score over that of all earlier rounds, as a share of its size."
 )
 SCORE_SPREAD = Metric("pbt/score_spread", "Best minus worst score of a round, as a share of the larger size.")
+MEMBERS_ALIKE = Metric(
+    "pbt/members_alike",
+    "1 when all members of a round have the same score, unless they once were worse and it stays their best.",
+)
 VGS_FACTOR = Metric("vgs/scaling_factor", "Factor on the next step; 1 when switched off or warming up.")
 VGS_VARIANCE = Metric("vgs/normalized_variance", "Noise-to-signal ratio of raw gradients over time.")
 VGS_STEPS = Metric("vgs/step_count", "Steps the noise statistics have seen.")

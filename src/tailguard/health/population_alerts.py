@@ -33,11 +33,12 @@ POPULATION_ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         "warn/members_alike",
-        metrics.SCORE_SPREAD,
-        below(1e-6),
-        "All members have the same score, so nobody is chosen and nobody copied.",
+        metrics.MEMBERS_ALIKE,
+        above(0.5),
+        "All members have the same score, and it is none that they rose to: nobody is chosen and nobody copied.",
         "Look at one member's actions: policies that never act, or a score that does not see what they do, are all "
-        "alike. Vary settings that matter, or widen their ranges.",
+        "alike. Vary settings that matter, or widen their ranges. If everybody began with all there is to earn, the "
+        "task is too easy to need a population.",
         for_updates=3,
     ),
 )

@@ -18,6 +18,7 @@ from tailguard.population.scheduler import Report
 
 WATCHED = (metrics.VALUE_LOSS.name, metrics.EXPLAINED_VARIANCE.name)
 FEW = 3  # updates whose mean stands for a segment's begin or end
+ALIKE = 1e-6  # scores that differ by a smaller share of their size are the same
 
 
 class Vitals:
@@ -110,6 +111,7 @@ class Watch:
         self.reports: list[Report] = []
         self.round = 0
         self.best: float | None = None
+        self.worst: float | None = None
 
     def follow(self, report: Report) -> Round | None:
         """Take in one report; returns the round that ends with it, if one does."""
@@ -156,18 +158,26 @@ class Watch:
             return found
         best, worst = max(scores), min(scores)
         found[metrics.BEST_SCORE.name] = best
-        if self.best is not None:
-            found[metrics.BEST_SCORE_GAIN.name] = (best - self.best) / size(self.best, best)
-        self.best = best if self.best is None else max(self.best, best)
         if len(scores) > 1:
-            found[metrics.SCORE_SPREAD.name] = (best - worst) / size(best, worst)
+            found[metrics.SCORE_SPREAD.name] = rise(worst, best)
+            found[metrics.MEMBERS_ALIKE.name] = float(rise(worst, best) < ALIKE and not self.at_ceiling(best))
+        if self.best is not None:
+            found[metrics.BEST_SCORE_GAIN.name] = rise(self.best, best)
+        self.best = best if self.best is None else max(self.best, best)
+        self.worst = worst if self.worst is None else min(self.worst, worst)
         return found
+
+    def at_ceiling(self, score: float) -> bool:
+        """Whether a score stays the best so far and members once were worse: who shares it has arrived, not failed."""
+        if self.best is None or self.worst is None:
+            return False
+        return abs(rise(self.best, score)) < ALIKE <= rise(self.worst, score)
 
     def member_with(self, name: str, value: float) -> int | None:
         """Whose figure it is that stands for the round, if it is somebody's own."""
         return next((report.member for report in self.reports if report.figures.get(name) == value), None)
 
 
-def size(*scores: float) -> float:
-    """What a difference of scores is a share of."""
-    return max(*map(abs, scores), 1e-12)
+def rise(before: float, after: float) -> float:
+    """From one score to another, as a share of the larger size."""
+    return (after - before) / max(abs(before), abs(after), 1e-12)
