@@ -5,25 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import typer
 
 from tailguard.cli.workers import executor_of, working
-from tailguard.env.dataset import DataConfig, Part
+from tailguard.env.dataset import DataConfig, Part, check_bars
 from tailguard.errors import ConfigError, did_you_mean
 from tailguard.evaluation.assessment import Assessment, scalars
 from tailguard.evaluation.definitions import percent, ratio
 from tailguard.evaluation.report import break_even_words
 from tailguard.examination import evaluation_folder, examine, report_file, rewrite_report, write_weights
 from tailguard.experiment import DataTask, Experiment, ExperimentConfig, GymTask
-from tailguard.market.check import check_file
+from tailguard.market.problems import Severity
 from tailguard.market.splits import picture
 from tailguard.population.tasks import HANG_TIMEOUT_S
 from tailguard.run import RunFolder, run_path
 from tailguard.walk_forward import WalkForwardConfig, local_executor, walk_forward
 
 Say = Callable[[str], object]
+
+DOUBTS: tuple[Severity, ...] = ("error", "warning")
 
 
 def evaluate_run(run: str, files: Sequence[Path], split: str, weights: Path | None, as_json: bool = False) -> None:
@@ -93,9 +95,8 @@ def introduce(experiment: Experiment, say: Say) -> None:
     say(f"{data.bars!r}")
     for note in data.bars.notes[:6]:
         say(f"  {note}")
-    for file in data.config.files:
-        for line in doubts_about(file, data.config):
-            say(line)
+    for line in doubts_about(data.config):
+        say(line)
     for choice in task.choices:
         said = experiment.config.data
         if said is not None and f"{choice.value:g}" == f"{setting_of(said, choice.setting):g}":
@@ -111,17 +112,14 @@ def introduce(experiment: Experiment, say: Say) -> None:
     say(f"  {picture(data.split)}")
 
 
-def doubts_about(file: str, config: DataConfig) -> list[str]:
-    """What the data check finds in a file that could be loaded all the same: close stamps, gaps, jumps."""
-    stamp: Literal["close"] | None = "close" if config.stamp == "close" else None  # None lets it look for closes
-    found = check_file(file, stamp=stamp, tz=config.tz, columns=list(config.columns) or None)
-    mended = {"sort": "newest_first unsorted", "duplicates": "duplicate", "missing": "missing_price"}
-    known = {code for name in config.repair for code in mended.get(name, name).split()}
+def doubts_about(config: DataConfig) -> list[str]:
+    """What the data check finds in files that could be loaded all the same: close stamps, gaps, jumps."""
     return [
         f"  {Path(file).name}: {'looks wrong' if level == 'error' else 'note'}: {', '.join(codes)}; "
         f"`tailguard data check {Path(file).name}` says where and what to do"
-        for level in ("error", "warning")
-        if (codes := [code for code in found.codes(level) if code not in known])
+        for file, found in zip(config.files, check_bars(config), strict=True)
+        for level in DOUBTS
+        if (codes := found.codes(level))
     ]
 
 

@@ -12,9 +12,11 @@ from tailguard.doctor.checks import Check, Verdict, healthy, judged, not_applica
 from tailguard.doctor.environment import walk
 from tailguard.doctor.patient import Market, Patient
 from tailguard.env import Costs, TradingVecEnv
+from tailguard.env.dataset import check_bars
 from tailguard.env.replay import replay, sequential
 from tailguard.market import Bars
-from tailguard.market.check import check_file
+from tailguard.market.check import DataReport
+from tailguard.market.problems import Severity
 
 Floats = NDArray[np.floating[Any]]
 
@@ -98,15 +100,22 @@ def costs(patient: Patient, market: Market) -> Verdict:
 
 
 def data(patient: Patient, market: Market) -> Verdict:
-    if not market.files:
+    if market.data is None:
         return not_applicable("no data file")
-    reports = [check_file(file, tz=market.tz) for file in market.files]
-    errors = [found.code for report in reports for found in report.findings if found.severity == "error"]
+    reports = check_bars(market.data)
+    errors, warnings = listed(reports, "error"), listed(reports, "warning")
+    files = "1 file" if len(reports) == 1 else f"{len(reports)} files"
     return judged(
         not errors,
-        f"{len(reports)} files, {sum(report.rows for report in reports):,} rows, errors: {', '.join(errors) or 'none'}",
+        f"{files}, {sum(report.rows for report in reports):,} rows, errors: {', '.join(errors) or 'none'}, "
+        f"warnings: {', '.join(warnings) or 'none'}",
         "Run `tailguard data check` on the file: it says which row, and how to fix it.",
     )
+
+
+def listed(reports: list[DataReport], severity: Severity) -> list[str]:
+    """Every kind of finding of that severity, once."""
+    return sorted({code for report in reports for code in report.codes(severity)})
 
 
 def shuffled(bars: Bars, rng: np.random.Generator) -> tuple[Bars, Floats]:

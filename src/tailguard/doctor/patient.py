@@ -17,7 +17,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from tailguard.env import TradingVecEnv
-from tailguard.env.dataset import Dataset
+from tailguard.env.dataset import DataConfig, Dataset
 from tailguard.env.oracle import env_of
 from tailguard.errors import ConfigError
 from tailguard.experiment import DataTask, Experiment, ExperimentConfig, PresetTask, experiment_config
@@ -37,8 +37,8 @@ class Market:
     bars: Bars
     env: Callable[[Bars, int, int], TradingVecEnv]
     """(bars, n_envs, seed): features are computed from the bars given, with everything fitted as it was."""
-    files: tuple[str, ...] = ()
-    tz: str | None = None
+    data: DataConfig | None = None
+    """How the bars were read from files, if they were."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def market_of(experiment: Experiment) -> Market | None:
         def own(bars: Bars, n_envs: int, seed: int) -> TradingVecEnv:
             return Dataset.of(data.config, bars, data.scaler, data.split).training_env(n_envs, seed)
 
-        return Market(data.bars, own, data.config.files, data.config.tz)
+        return Market(data.bars, own, data.config)
     return None
 
 

@@ -24,7 +24,9 @@ from tailguard.env.observation import AgentState
 from tailguard.env.vec_env import EnvConfig, TradingVecEnv
 from tailguard.errors import ConfigError, DataError
 from tailguard.market import Bars, load_bars
+from tailguard.market.check import DataReport, check_file
 from tailguard.market.features import DEFAULT_FEATURES, FeatureScaler, FeatureSet
+from tailguard.market.sources import MENDED
 from tailguard.market.splits import Segment, Split, SplitRules, chronological
 
 Part = Literal["train", "validation", "test"]
@@ -181,6 +183,14 @@ def read_bars(config: DataConfig) -> Bars:
             f"{error}\nOn the command line these are --tz, --stamp, --set 'data.repair=[sort]' and "
             f"--set 'data.columns=[ts, open, ...]'; `tailguard data check FILE` lists everything that is wrong."
         ) from None
+
+
+def check_bars(config: DataConfig) -> list[DataReport]:
+    """The data check of each file, read as the configuration reads it; what its repairs put right is only noted."""
+    stamp: Literal["close"] | None = "close" if config.stamp == "close" else None  # None lets it look for closes
+    mended = [code for name in config.repair for code in MENDED[name]]
+    columns = list(config.columns) or None
+    return [check_file(file, stamp=stamp, tz=config.tz, columns=columns, accept=mended) for file in config.files]
 
 
 def split_rules(config: DataConfig) -> SplitRules:

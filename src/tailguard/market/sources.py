@@ -27,6 +27,13 @@ REPAIRS = {
     "missing": "drop rows without a price",
     "swapped_volume": "exchange base and quote volume where they are swapped",
 }
+MENDED = {
+    "sort": ("newest_first", "unsorted", "sorted_as_text"),
+    "duplicates": ("duplicate",),
+    "missing": ("missing_price",),
+    "swapped_volume": ("swapped_volume",),
+}
+"""What the data check finds and each repair puts right."""
 
 
 def load_bars(
