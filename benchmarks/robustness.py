@@ -37,7 +37,7 @@ PENDULUM: dict[str, Any] = {
 PENDULUM_ADVERSARY: dict[str, Any] = {"epsilon": 0.75, "weight": 0.007}
 PENDULUM_STEPS = 262_144
 PENDULUM_ATTACKS = (("mad", 0.75), ("critic", 0.75), ("random", 0.75), ("mad", 1.1), ("critic", 1.1))
-REGIME_ADVERSARY: dict[str, Any] = {"epsilon": 0.1, "weight": 0.1}
+REGIME_ADVERSARY: dict[str, Any] = {"epsilon": 0.1, "weight": 0.01}
 REGIME_ATTACKS = (("price-random", 5.0), ("price", 5.0), ("mad", 0.1))
 """A return between two prices moved by 5 bps moves by 10 at most, 0.1 of its spread: the size of the last."""
 

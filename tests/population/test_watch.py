@@ -60,6 +60,15 @@ def test_a_copy_that_loses_what_its_source_learned_is_seen_in_its_first_updates(
     assert raised == ({"warn/exploit_value_spike", "warn/exploit_explained_variance_drop"} if forgets else set())
 
 
+def test_one_or_two_updates_are_too_few_to_judge_a_copy_by(tmp_path: Path) -> None:
+    source = agent_of(seed=0)
+    before = vitals_of(source, 3).last()
+    source.save(tmp_path / "source")
+    copy = copied(tmp_path / "source", None)
+    assert vitals_of(copy, 2).since_copy(before) == {}
+    assert RATIO in vitals_of(copy, 3).since_copy(before)
+
+
 def rounds(reports: Iterable[Report]) -> list[Round]:
     watch = Watch()
     ended = [watch.follow(report) for report in reports]

@@ -44,7 +44,12 @@ class Vitals:
         return means(self.end)
 
     def since_copy(self, source: Mapping[str, float]) -> dict[str, float]:
-        """What changed between the source's last figures and the copy's first; nothing without a source."""
+        """What changed between the source's last figures and the copy's first; nothing without a source.
+
+        Nor with segments of one or two updates: a single update's explained variance is that of a handful of sequences.
+        """
+        if len(self.begin) < FEW:
+            return {}
         first = means(self.begin)
         loss, explained = WATCHED
         found = {}
