@@ -105,7 +105,7 @@ def crash(alpha: float = 0.05, cvar_limit: float | None = -0.04, **constants: An
     free = cvar_limit is None
     config = trading_config(
         n_steps=125,
-        gamma=0.9 if free else 0.99,
+        gamma=0.9 if free else 0.97,
         gae_lambda=0.2,
         vf_coef=0.5,
         clip_range=0.4,
