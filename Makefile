@@ -71,6 +71,7 @@ bench-robustness: setup  ## agents under attack, with and without robust trainin
 bench-oracles: setup  ## what agents reach on the oracle markets beside the optimum, without memory, and RecurrentPPO
 	$(BIN)/python -m benchmarks.oracles --markets regime,regime_hard,signal,noise,pairs
 	$(BIN)/python -m benchmarks.oracles --markets regime --memoryless
+	$(BIN)/python -m benchmarks.oracles --markets regime --memoryless --blind
 	$(BIN)/python -m benchmarks.oracles --markets regime --peers
 	$(BIN)/python -m benchmarks.crash
 

@@ -2,6 +2,8 @@
 
 python -m benchmarks.oracles                      the table of presets, ours with and without memory
 python -m benchmarks.oracles --ab                 the A/B that decides defaults: optimizers, VGS, aggregation
+python -m benchmarks.oracles --memoryless         MlpPolicy, which can use the weight it holds as a memory
+python -m benchmarks.oracles --memoryless --blind the same where nobody shows it that weight
 python -m benchmarks.oracles --peers              sb3-contrib's RecurrentPPO on the same environment and steps
 """
 
@@ -20,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.results import kept_rows, markdown_table, write_section
+from tailguard import DistributionalPPO
 from tailguard.env import oracle_env
 from tailguard.presets import Preset, preset
 
@@ -42,6 +45,26 @@ def ours(name: str, policy: str, changes: dict[str, Any], steps: int | None, see
     agent.alerts.listeners.append(lambda alert, value: heard.append(alert.name))
     found = scored(chosen, lambda: agent.learn(chosen.total_timesteps), seed)
     return {**found, "alerts": len(heard)}
+
+
+class MarketOnly:
+    """An agent that is shown what the market shows, and nothing of its account."""
+
+    def __init__(self, agent: DistributionalPPO) -> None:
+        self.agent = agent
+
+    def predict(self, observation: np.ndarray, *memory: Any, **options: Any) -> Any:
+        columns = self.agent.policy.obs_features
+        return self.agent.predict(observation[:, :columns], *memory, **options)
+
+
+def blind(name: str, policy: str, changes: dict[str, Any], steps: int | None, seed: int) -> dict[str, float]:
+    """The same, trained and examined without seeing the weight held."""
+    chosen = varied(preset(name), changes, steps)
+    config = chosen.env_config.replace(agent_state=())
+    env = oracle_env(chosen.market, chosen.n_envs, seed, config=config)
+    agent = DistributionalPPO(policy, env, config=chosen.config, policy_kwargs=chosen.policy_kwargs, seed=seed)
+    return scored(chosen, lambda: MarketOnly(agent.learn(chosen.total_timesteps)), seed)
 
 
 def scored(chosen: Preset, train: Callable[[], Any], seed: int) -> dict[str, float]:
@@ -117,7 +140,7 @@ def interval(values: np.ndarray) -> str:
 
 def row(label: str, found: dict[str, np.ndarray]) -> list[str]:
     cells = [label, interval(found["fraction"]) if np.isfinite(found["fraction"]).all() else "optimum is 0"]
-    alerts = f"{found['alerts'].sum():.0f}" if "alerts" in found else "it has none"
+    alerts = f"{found['alerts'].sum():.0f}" if "alerts" in found else "not counted"
     return [*cells, interval(found["bps"]), f"{np.median(found['cpu']):.0f}", alerts]
 
 
@@ -133,6 +156,7 @@ def main() -> None:
     parser.add_argument("--peers", action="store_true", help="RecurrentPPO instead of ours")
     parser.add_argument("--only", help="with --ab: labels that contain this")
     parser.add_argument("--memoryless", action="store_true", help="MlpPolicy instead of MlpLstmPolicy")
+    parser.add_argument("--blind", action="store_true", help="do not show the agent the weight it holds")
     options = parser.parse_args()
     rows = []
     for name in options.markets.split(","):
@@ -141,9 +165,9 @@ def main() -> None:
             if options.only and options.only not in label:
                 continue
             policy = "MlpPolicy" if options.memoryless else "MlpLstmPolicy"
-            run = recurrent_ppo if options.peers else ours
+            run = recurrent_ppo if options.peers else blind if options.blind else ours
             found = over_seeds(run, options.seeds, options.workers, name, policy, changes, options.steps)
-            who = "RecurrentPPO" if options.peers else label
+            who = "RecurrentPPO" if options.peers else f"{label}, weight not shown" if options.blind else label
             rows.append(row(f"{name}, {who}", found))
             print(rows[-1], flush=True)
     kind = "ab" if options.ab else "presets"
