@@ -32,7 +32,6 @@ from tailguard.policy.trunk_kernel import (
     Room,
     Seen,
     Shape,
-    aligned_zeros,
     features_of,
     last_out,
     pack,
@@ -44,6 +43,7 @@ from tailguard.policy.trunk_kernel import (
 )
 from tailguard.ppo.objective import ActorLosses, CriticLoss, Knobs
 from tailguard.ppo.risk_lane import CompiledRiskValue, learn_beside
+from tailguard.ppo.stretch import Stretch
 from tailguard.rollout import SequenceBatch
 
 N_LANES = 2
@@ -93,29 +93,17 @@ class Lesson(NamedTuple):
 
 
 class CompiledTrunk:
-    """A trunk with its head, ready for the loops: weights and gradients are stretches of the flat vector."""
+    """A trunk with its head, ready for the loops."""
 
     def __init__(self, vector: ParameterVector, memory: LSTM, trunk: Trunk, head: nn.Module, last: nn.Linear) -> None:
         inside = {id(parameter) for module in (trunk, head) for parameter in module.parameters()}
-        spans = [vector.where(parameter) for parameter in vector.parameters if id(parameter) in inside]
-        self.vector, self.start, self.stop = vector, spans[0].start, spans[-1].stop
-        self.shape = shape_of(memory, trunk.linear(last), trunk.activation, self.begins)
-        self.parameters = [parameter for parameter in vector.parameters if id(parameter) in inside]
-        self.gradients = [aligned_zeros(self.stop - self.start) for _ in range(N_LANES)]
+        own = [parameter for parameter in vector.parameters if id(parameter) in inside]
+        self.stretch = Stretch(vector, own, N_LANES)
+        self.shape = shape_of(memory, trunk.linear(last), trunk.activation, self.stretch.begins)
         self.rooms: dict[tuple[int, int, int], Room] = {}
-
-    def begins(self, parameter: Tensor) -> int:
-        """Where a parameter lies in the stretch."""
-        return int(self.vector.where(parameter).start - self.start)
-
-    @property
-    def free(self) -> bool:
-        """No parameter has a hook: hooks are torch's, and only torch would call them."""
-        return not any(parameter._backward_hooks for parameter in self.parameters)
 
     def lanes(self, batch: SequenceBatch, observations: Tensor, state: State) -> list[Lane]:
         """Two halves of a batch."""
-        weights = self.vector.flat.detach().numpy()[self.start : self.stop]
         seen = Seen(observations.numpy(), batch.starts, *(part.contiguous().numpy() for part in state))
         n_steps, n_sequences = batch.valid.shape
         middle = -(-n_sequences // N_LANES)
@@ -123,7 +111,8 @@ class CompiledTrunk:
         lanes = []
         for i, (low, high) in enumerate(((0, middle), (middle, n_sequences))):
             room = self.room(n_steps, size, i)
-            lanes.append(Lane(blas(), self.shape, weights, self.gradients[i], room, seen, low, high))
+            own = self.stretch.weights, self.stretch.gradients[i]
+            lanes.append(Lane(blas(), self.shape, *own, room, seen, low, high))
         return lanes
 
     def room(self, n_steps: int, size: int, lane: int) -> Room:
@@ -135,11 +124,6 @@ class CompiledTrunk:
             self.rooms[key] = room_for(self.shape, n_steps, size)
         return self.rooms[key]
 
-    def leave_gradient(self) -> None:
-        """Hand over the sum of the lanes' gradients."""
-        first, second = self.gradients
-        self.vector.add_gradient(self.start, torch.from_numpy(first + second))
-
 
 # the actor
 
@@ -150,7 +134,7 @@ class CompiledActor:
     def __init__(self, trunk: CompiledTrunk, head: ActionHead) -> None:
         self.trunk, self.log_std = trunk, (0, 0)
         if isinstance(head, GaussianHead):
-            first = trunk.begins(head.log_std)
+            first = trunk.stretch.begins(head.log_std)
             self.log_std = (first, first + head.action_dim)
 
     @classmethod
@@ -166,7 +150,7 @@ class CompiledActor:
 
     @property
     def free(self) -> bool:
-        return self.trunk.free
+        return self.trunk.stretch.free
 
     def job(self, batch: SequenceBatch, now: Knobs, share: float) -> Job:
         """`share` of the gradient of the batch's mean losses."""
@@ -184,7 +168,7 @@ class CompiledActor:
         )
 
         def finish(sums: list[Array]) -> ActorLosses:
-            self.trunk.leave_gradient()
+            self.trunk.stretch.leave_gradient()
             surrogate, entropy, kl, clipped = (sums[0][:4] + sums[1][:4]) / n_valid
             total = surrogate - now.ent_coef * entropy + now.kl_beta * kl
             policy, bonus, divergence = (torch.tensor(mean) for mean in (surrogate, entropy, kl))
@@ -210,7 +194,8 @@ def actor_lane(lane, taken):  # type: ignore[no-untyped-def]
     begin(shape, weights, gradient, room)
     for low in range(start, end, size):
         trunk_forward(blas, shape, weights, room, seen, low, end)
-        gather_taken(taken, low, end, actions, old, advantage, valid)
+        find_valid(taken.valid, low, end, valid)
+        gather_taken(taken, low, valid, actions, old, advantage)
         law_terms(output, log_std, actions, parameters, log_prob, entropy)
         some = actor_objective_kernel(
             log_prob, entropy, old, advantage, valid, taken.weights, taken.n_samples, d_log_prob, d_entropy
@@ -232,18 +217,24 @@ def begin(shape, weights, gradient, room):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def gather_taken(taken, low, high, actions, old, advantage, valid):  # type: ignore[no-untyped-def]
-    """Rows (t, i) of the sequences from `low` on; whatever is not valid becomes zero."""
-    n_steps = taken.valid.shape[0]
-    size = len(valid) // n_steps
-    for t in range(n_steps):
-        for i in range(size):
-            m, s = t * size + i, low + i
-            valid[m] = s < high and taken.valid[t, s]
-            old[m] = taken.log_probs[t, s] if valid[m] else ZERO
-            advantage[m] = taken.advantages[t, s] if valid[m] else ZERO
-            for a in range(actions.shape[1]):
-                actions[m, a] = taken.actions[t, s, a] if valid[m] else ZERO
+def find_valid(valid, low, high, counts):  # type: ignore[no-untyped-def]
+    """Which rows (t, i) of the sequences from `low` on count."""
+    size = len(counts) // len(valid)
+    for m in range(len(counts)):
+        s = low + m % size
+        counts[m] = s < high and valid[m // size, s]
+
+
+@compiled
+def gather_taken(taken, low, valid, actions, old, advantage):  # type: ignore[no-untyped-def]
+    """What was done in the rows that count; the others become zero."""
+    size = len(valid) // len(taken.valid)
+    for m in range(len(valid)):
+        t, s = m // size, low + m % size
+        old[m] = taken.log_probs[t, s] if valid[m] else ZERO
+        advantage[m] = taken.advantages[t, s] if valid[m] else ZERO
+        for a in range(actions.shape[1]):
+            actions[m, a] = taken.actions[t, s, a] if valid[m] else ZERO
 
 
 # the critics
@@ -272,7 +263,7 @@ class CompiledCritic:
 
     @property
     def free(self) -> bool:
-        return self.trunk.free and self.risk_value.free
+        return self.trunk.stretch.free and self.risk_value.stretch.free
 
     def job(self, batch: SequenceBatch, now: Knobs, share: float) -> Job:
         """`share` of the gradient of the batch's mean losses, weighed by vf_coef."""
@@ -287,8 +278,8 @@ class CompiledCritic:
             pieces.append(partial(critic_lane, lane, lesson, beside))
 
         def finish(sums: list[tuple[float, float]]) -> CriticLoss:
-            self.trunk.leave_gradient()
-            self.risk_value.leave_gradient()
+            self.trunk.stretch.leave_gradient()
+            self.risk_value.stretch.leave_gradient()
             value, risk_value = (torch.tensor(sum(part) / n_valid) for part in zip(*sums, strict=True))
             return CriticLoss(value, risk_value)
 
@@ -308,7 +299,10 @@ def critic_lane(lane, lesson, beside):  # type: ignore[no-untyped-def]
     beside.gradient[:] = ZERO
     for low in range(start, end, size):
         trunk_forward(blas, shape, weights, room, seen, low, end)
-        gather_lesson(lesson, low, end, samples, counts)
+        find_valid(lesson.valid, low, end, counts)
+        for m in range(rows):
+            if counts[m]:
+                samples[m] = lesson.target[m // size, low + m % size]
         quantile_huber_kernel(output, samples, lesson.levels, lesson.kappa, loss, d_output)
         for m in range(rows):
             total += float(loss[m]) if counts[m] else 0.0
@@ -319,16 +313,3 @@ def critic_lane(lane, lesson, beside):  # type: ignore[no-untyped-def]
         trunk_backward(blas, shape, weights, room, gradient)
     unpack(shape, room.d_packed, gradient)
     return total, risk_total
-
-
-@compiled
-def gather_lesson(lesson, low, high, samples, counts):  # type: ignore[no-untyped-def]
-    """Rows (t, i) of the sequences from `low` on, and which of them count."""
-    n_steps = lesson.valid.shape[0]
-    size = len(counts) // n_steps
-    for t in range(n_steps):
-        for i in range(size):
-            m, s = t * size + i, low + i
-            counts[m] = s < high and lesson.valid[t, s]
-            if s < high:
-                samples[m] = lesson.target[t, s]

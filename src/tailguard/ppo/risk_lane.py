@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from tailguard.optim.flat import ParameterVector
@@ -13,6 +12,9 @@ from tailguard.policy.blas import Array, compiled
 from tailguard.policy.lstm_kernel import ZERO
 from tailguard.policy.risk_value import PERIOD_FEATURES, RiskValue
 from tailguard.policy.trunk_kernel import Shape, aligned_zeros, dense_backward, dense_forward, layers_of, out_of
+from tailguard.ppo.stretch import Stretch
+
+NOTHING = np.zeros((0, 0), np.float32)
 
 
 class Beside(NamedTuple):
@@ -30,44 +32,24 @@ class Beside(NamedTuple):
 
 
 class CompiledRiskValue:
-    """Weights and gradients are stretches of the flat vector; of nobody, nothing."""
+    """The risk value, ready for the loops; of nobody, nothing."""
 
     def __init__(self, risk_value: RiskValue | None, vector: ParameterVector, n_lanes: int) -> None:
-        self.vector = vector
-        self.parameters = [] if risk_value is None else list(risk_value.parameters())
-        spans = [vector.where(parameter) for parameter in self.parameters] or [slice(0, 0)]
-        self.start, self.stop = spans[0].start, spans[-1].stop
+        self.stretch = Stretch(vector, [] if risk_value is None else list(risk_value.parameters()), n_lanes)
         layers = [] if risk_value is None else [part for part in risk_value.modules() if isinstance(part, nn.Linear)]
-        self.shape = layers_of(layers, lambda parameter: vector.where(parameter).start - self.start)
-        self.gradients = [aligned_zeros(self.stop - self.start) for _ in range(n_lanes)]
+        self.shape = layers_of(layers, self.stretch.begins)
         self.rooms: dict[tuple[int, int], tuple[Array, Array, Array]] = {}
 
-    @property
-    def free(self) -> bool:
-        """No parameter has a hook."""
-        return not any(parameter._backward_hooks for parameter in self.parameters)
-
     def beside(self, observations: Tensor, lesson: Tensor, n_rows: int, lane: int) -> Beside:
-        """For one lane of a batch."""
+        """For one lane of a batch. lesson: (L, B, 3), or (L, B, 0) where there is no risk value."""
         x, outs, d_outs = self.room(n_rows, lane)
-        weights = self.vector.flat.detach().numpy()[self.start : self.stop]
-        learned = lesson.numpy() if self.parameters else np.zeros((0, 0, 0), np.float32)
-        return Beside(
-            self.shape,
-            weights,
-            self.gradients[lane],
-            x,
-            np.zeros((0, 0), np.float32),
-            outs,
-            d_outs,
-            observations.numpy(),
-            learned,
-        )
+        own = self.stretch.weights, self.stretch.gradients[lane]
+        return Beside(self.shape, *own, x, NOTHING, outs, d_outs, observations.numpy(), lesson.numpy())
 
     def room(self, n_rows: int, lane: int) -> tuple[Array, Array, Array]:
         """Made once per number of rows; only the latest are kept."""
         if (n_rows, lane) not in self.rooms:
-            if len(self.rooms) >= 4 * len(self.gradients):
+            if len(self.rooms) >= 4 * len(self.stretch.gradients):
                 self.rooms.clear()
             n_inputs = self.shape.n_inputs
             n_outputs = int(self.shape.dense[:, 2].sum())
@@ -77,11 +59,6 @@ class CompiledRiskValue:
                 aligned_zeros(n_rows * n_outputs),
             )
         return self.rooms[n_rows, lane]
-
-    def leave_gradient(self) -> None:
-        """Hand over the sum of the lanes' gradients."""
-        if self.parameters:
-            self.vector.add_gradient(self.start, torch.from_numpy(sum(self.gradients)))
 
 
 @compiled

@@ -1,0 +1,41 @@
+"""A stretch of the flat parameter vector that compiled loops read and differentiate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tailguard.optim.flat import ParameterVector
+from tailguard.policy.blas import Array
+from tailguard.policy.trunk_kernel import aligned_zeros
+
+
+class Stretch:
+    """Parameters that lie one after another, and a gradient of theirs for every lane; without parameters, nothing."""
+
+    def __init__(self, vector: ParameterVector, parameters: Sequence[Tensor], n_lanes: int) -> None:
+        spans = [vector.where(parameter) for parameter in parameters] or [slice(0, 0)]
+        self.vector, self.parameters = vector, parameters
+        self.start, self.stop = spans[0].start, spans[-1].stop
+        self.gradients = [aligned_zeros(self.stop - self.start) for _ in range(n_lanes)]
+
+    def begins(self, parameter: Tensor) -> int:
+        """Where a parameter lies in the stretch."""
+        return int(self.vector.where(parameter).start - self.start)
+
+    @property
+    def weights(self) -> Array:
+        """(P,) as they are now."""
+        return self.vector.flat.detach().numpy()[self.start : self.stop]
+
+    @property
+    def free(self) -> bool:
+        """No parameter has a hook: hooks are torch's, and only torch would call them."""
+        return not any(parameter._backward_hooks for parameter in self.parameters)
+
+    def leave_gradient(self) -> None:
+        """Hand over the sum of the lanes' gradients."""
+        if self.parameters:
+            self.vector.add_gradient(self.start, torch.from_numpy(sum(self.gradients)))
