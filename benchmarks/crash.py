@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.oracles import interquartile_mean, over_seeds
+from benchmarks.oracles import alerts_of, interquartile_mean, over_seeds
 from benchmarks.results import markdown_table, parser_of, publish
 from tailguard.env import replay
 from tailguard.env.oracle import stretches_env
@@ -43,8 +43,7 @@ def out_of_sample(limit: float | None, seed: int) -> dict[str, float]:
     """Mean and CVaR of the deterministic policy on a fresh draw, and how many alerts its training raised."""
     task = crash(alpha=ALPHA, cvar_limit=limit)
     agent = task.agent(seed)
-    heard: list[str] = []
-    agent.alerts.listeners.append(lambda alert, value: heard.append(alert.name))
+    heard = alerts_of(agent)
     agent.learn(task.total_timesteps)
     length = CrashMarket().episode_length
     env = stretches_env(task.market, 1_000_000 + seed, EPISODES, length)

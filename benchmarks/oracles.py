@@ -41,10 +41,16 @@ def ours(name: str, policy: str, changes: dict[str, Any], steps: int | None, see
     """One seed: fraction of the optimum, reward per bar, seconds of CPU, alerts raised."""
     chosen = varied(preset(name), changes, steps)
     agent = chosen.agent(seed, policy)
-    heard: list[str] = []
-    agent.alerts.listeners.append(lambda alert, value: heard.append(alert.name))
+    heard = alerts_of(agent)
     found = scored(chosen, lambda: agent.learn(chosen.total_timesteps), seed)
     return {**found, "alerts": len(heard)}
+
+
+def alerts_of(agent: DistributionalPPO) -> list[str]:
+    """Names of the alerts that the agent will raise, as they come."""
+    heard: list[str] = []
+    agent.alerts.listeners.append(lambda alert, value: heard.append(alert.name))
+    return heard
 
 
 class MarketOnly:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -260,7 +261,7 @@ def main() -> None:
     body = told(ours, theirs, rates_of_ours(), arguments.repeats)
     print(body)
     if arguments.write:
-        command = f"python -m benchmarks.ray_tune --repeats {arguments.repeats} --write"
+        command = " ".join(["python -m benchmarks.ray_tune", *sys.argv[1:]])
         write_section("ray-tune", "A population beside Ray Tune's", command, body)
 
 
