@@ -40,6 +40,7 @@ bench-peers: setup  ## ours against other recurrent PPOs on the same work, inter
 	$(BIN)/python -m benchmarks.peers --env trading
 
 bench-speed: setup  ## collecting, roofline, scaling, time to the optimum: about a quarter of an hour
+	$(BIN)/python -m benchmarks.stages
 	$(BIN)/python -m benchmarks.rollout_speed
 	$(BIN)/python -m benchmarks.roofline
 	$(BIN)/python -m benchmarks.scaling
