@@ -104,6 +104,28 @@ def test_tensors_are_combined_by_size():
     assert scaler.get_normalized_variance() == pytest.approx((300 * each[0] + 100 * each[1]) / 400)
 
 
+def test_an_eighth_of_a_large_tensor_says_what_the_whole_says():
+    """Rows and columns whose signal and noise differ by a factor of ten, and in opposite directions."""
+    torch.manual_seed(0)
+    for shape in [(1024, 256), (768, 192), (140, 1024), (140, 1000), (2100, 64)]:
+        columns, rows = torch.logspace(-0.5, 0.5, shape[1]), torch.logspace(-0.5, 0.5, shape[0])[:, None]
+        mean, sd = (columns * rows).reshape(-1), (columns.flip(0) * rows).reshape(-1)
+        gradients = mean + sd * torch.randn(40, mean.numel())
+        scaler = watch(gradients, beta=0.999)
+        assert scaler.statistics.mean.numel() < 0.14 * mean.numel()
+        exact = float((sd**2).sum() / (mean**2).sum())
+        assert scaler.get_normalized_variance() == pytest.approx(exact, rel=0.15)
+
+
+def test_large_tensors_are_observed_alike_in_compiled_loops_and_in_torch():
+    torch.manual_seed(1)
+    gradients = torch.randn(5, 140_001) + 1.0
+    compiled, torchs = watch(gradients), watch(gradients.double())
+    assert compiled.statistics.mean.shape == torchs.statistics.mean.shape
+    torch.testing.assert_close(compiled.statistics.mean.double(), torchs.statistics.mean, rtol=1e-4, atol=1e-6)
+    assert compiled.get_normalized_variance() == pytest.approx(torchs.get_normalized_variance(), rel=1e-4)
+
+
 def test_the_moments_of_adam_are_not_used_because_their_window_is_too_short():
     """E[v - m^2] = c Var holds for Adam's moments too, but ten steps cannot tell a ratio of 100 from one of 19."""
     rng = np.random.default_rng(0)

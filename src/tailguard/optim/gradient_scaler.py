@@ -19,7 +19,7 @@ from tailguard.optim.kernels import Array
 from tailguard.optim.upgd import UPGD
 from tailguard.stateful import require_keys
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 FIXED_NOISE_LIMIT = 1e-4
 SCALE_FREE = {"Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Rprop", "Adafactor"}
 NOT_SCALE_FREE = {"SGD", "ASGD"}

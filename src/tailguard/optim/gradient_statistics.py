@@ -17,6 +17,11 @@ from tailguard.optim.kernels import Array
 
 Statistic = Literal["elementwise", "mean", "norm"]
 
+SAMPLED_ABOVE = 2**17
+"""Of a tensor with more elements an eighth is observed: a sum over that many says nearly the same."""
+SAMPLED_BLOCK, SAMPLED_SLOTS = 256, 8
+"""One block in eight of such a tensor, its slot moving by the golden section, so that rows and columns mix evenly."""
+GOLDEN_SECTION = 0.6180339887498949
 ROUNDING = 1e-6  # a mean below this share of the gradient's size is what rounding leaves of a sum that cancels
 
 
@@ -35,11 +40,21 @@ WEIGHT = COUNT
 """Row of a new observation: its share in the new averages, 0 for a tensor without gradient."""
 
 
+def observed_blocks(size: int) -> Array:
+    """(2, B) start and length of the blocks that are observed of a tensor."""
+    length, slots = (SAMPLED_BLOCK, SAMPLED_SLOTS) if size > SAMPLED_ABOVE else (kernels.BLOCK, 1)
+    cells = np.arange(-(-size // (length * slots)))
+    starts = length * (slots * cells + (slots * (cells * GOLDEN_SECTION % 1.0)).astype(np.int64))
+    starts = starts[starts < size]
+    return np.stack([starts, np.minimum(length, size - starts)])
+
+
 class GradientStatistics:
     """Noise-to-signal ratio sum_i Var_t[x_i] / sum_i E_t[x_i]^2 of each of K tensors.
 
     x is the gradient itself (`elementwise`), or one number per tensor: its `mean` or its `norm`. The sum of variances
-    is the mean power minus the power of the mean, so of all second moments only their sum per tensor is kept.
+    is the mean power minus the power of the mean, so of all second moments only their sum per tensor is kept. Of a
+    large tensor `elementwise` observes evenly spaced blocks, always the same (see SAMPLED_ABOVE).
     """
 
     def __init__(
@@ -75,10 +90,14 @@ class GradientStatistics:
     def reset(self) -> None:
         """Forget everything seen."""
         k, elementwise = self.sizes.size, self.statistic == "elementwise"
+        blocks = [observed_blocks(size) for size in self.sizes]
+        self.blocks = np.concatenate(blocks, axis=1)  # (2, B)
+        self.firsts = np.cumsum([0, *(block.shape[1] for block in blocks)])  # (K + 1,)
+        self.observed = np.array([block[1].sum() for block in blocks])  # (K,) elements
         wide = not elementwise or any(param.dtype == torch.float64 for param in self.params)
         # element-wise means live beside the gradients, one number per tensor lives on the host
         self.mean = torch.zeros(
-            int(self.sizes.sum()) if elementwise else k,
+            int(self.observed.sum()) if elementwise else k,
             dtype=torch.float64 if wide else torch.float32,
             device=self.params[0].device if elementwise else "cpu",
         )
@@ -137,7 +156,8 @@ class GradientStatistics:
         if self.segmented and self.pending:
             self.addresses += self.places
         assert self.on_host is not None  # noqa: S101 (a gradient that can be fused is on the host)
-        kernels.observe_gradients(self.addresses, self.sizes, *self.on_host, self.kept, self.new, self.beta)
+        means = self.on_host
+        kernels.observe_gradients(self.addresses, self.blocks, self.firsts, *means, self.kept, self.new, self.beta)
 
     @staticmethod
     def _refuse_sparse(grads: Sequence[Tensor | None]) -> None:
@@ -154,12 +174,20 @@ class GradientStatistics:
     @torch.no_grad()
     def _merge_torch(self) -> None:
         """Any device and type, and one transfer of 2 K numbers to the host."""
-        gradient = self._flat_gradient()
-        lengths = torch.from_numpy(self.sizes).to(gradient.device)
+        gradient = self._flat_gradient()[torch.from_numpy(self._observed_places()).to(self.mean.device)]
+        lengths = torch.from_numpy(self.observed).to(gradient.device)
         weights = torch.from_numpy(self.new[WEIGHT]).to(self.mean.device, self.mean.dtype)
         torch.lerp(self.mean, gradient.to(self.mean.dtype), weights.repeat_interleave(lengths), out=self.spare)
         squares = torch.stack([gradient.double().square(), self.spare.double().square()], dim=1)
         self.new[POWER], self.new[SIGNAL] = torch.segment_reduce(squares, "sum", lengths=lengths).cpu().numpy().T
+
+    def _observed_places(self) -> Array:
+        """Where the observed elements lie among all elements, tensor after tensor."""
+        tensor_starts = np.repeat(np.cumsum(self.sizes) - self.sizes, np.diff(self.firsts))
+        starts, lengths = self.blocks
+        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        places: Array = np.repeat(tensor_starts + starts, lengths) + within
+        return places
 
     def _flat_gradient(self) -> Tensor:
         """All gradients one after another, zeros where there is none (their weight is zero too)."""

@@ -189,28 +189,31 @@ float32_at: Any = _pointer
 
 
 @compiled
-def observe_gradients(addresses, sizes, mean, new_mean, kept, new, beta):  # type: ignore[no-untyped-def]
+def observe_gradients(addresses, blocks, firsts, mean, new_mean, kept, new, beta):  # type: ignore[no-untyped-def]
     """Merge the gradients at these addresses (K,), 0 for none, into the running mean and their sums of squares.
 
-    kept: (3, K) power, signal and counts so far;  new: (3, K) power, signal and weights, filled
+    blocks: (2, B) start within its tensor, and length of every block that is looked at; tensor k has those from
+            firsts[k] to firsts[k + 1], and the means hold their elements one after another
+    kept:   (3, K) power, signal and counts so far;  new: (3, K) power, signal and weights, filled
     """
+    starts, lengths = blocks
     lanes = np.empty((2, BLOCK), np.float32)
-    start = 0
-    for k in range(sizes.size):
-        here, next_mean = mean[start : start + sizes[k]], new_mean[start : start + sizes[k]]
-        start += sizes[k]
-        if addresses[k] == 0:
-            next_mean[:] = here
-            new[0, k], new[1, k], new[2, k] = 0.0, kept[1, k], 0.0
-            continue
-        new[2, k] = _newest_weight(kept[2, k], beta)
-        g, weight = carray(float32_at(addresses[k]), sizes[k]), np.float32(new[2, k])
+    place = 0
+    for k in range(addresses.size):
         lanes[:] = ZERO
-        for i in range(0, sizes[k], BLOCK):
-            e = min(sizes[k], i + BLOCK)
-            _average(g[i:e], here[i:e], next_mean[i:e], weight, lanes[0], lanes[1])
-        n_lanes = min(BLOCK, sizes[k])
-        new[0, k], new[1, k] = _sum(lanes[0, :n_lanes]), _sum(lanes[1, :n_lanes])
+        weight = _newest_weight(kept[2, k], beta) if addresses[k] != 0 else 0.0
+        for b in range(firsts[k], firsts[k + 1]):
+            here, n = slice(place, place + lengths[b]), lengths[b]
+            place += n
+            if addresses[k] == 0:
+                new_mean[here] = mean[here]
+                continue
+            g = carray(float32_at(addresses[k] + 4 * starts[b]), n)
+            _average(g, mean[here], new_mean[here], np.float32(weight), lanes[0], lanes[1])
+        n_lanes = lengths[firsts[k]]
+        new[0, k], new[1, k], new[2, k] = _sum(lanes[0, :n_lanes]), _sum(lanes[1, :n_lanes]), weight
+        if addresses[k] == 0:
+            new[1, k] = kept[1, k]
 
 
 @compiled
