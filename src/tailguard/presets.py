@@ -91,7 +91,7 @@ def noise(**constants: Any) -> Preset:
 
 def pairs(**constants: Any) -> Preset:
     """Two cointegrated assets on shared cash."""
-    return Preset("pairs", oracle_market("pairs", **constants), trading_config(), 800_000)
+    return Preset("pairs", oracle_market("pairs", **constants), trading_config(), 1_600_000)
 
 
 def crash(alpha: float = 0.05, cvar_limit: float | None = -0.04, **constants: Any) -> Preset:

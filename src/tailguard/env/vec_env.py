@@ -226,18 +226,16 @@ class TradingVecEnv(VecEnv):
             self._limits,
             self._out,
         )
-        self._t += 1
-        self._steps += 1
         self.rewards = log_growth(before, self._out[0], self._cash)
         self._period_return += self.rewards
-        ruined = self._out[0] <= self._limits.ruin
-        done = ruined | (self._steps >= self.length)
+        ruined, done = ended = np.empty((2, self.num_envs), np.bool_)
+        n_done = kernel.end_bar(self._t, self._steps, self.equity, self._limits.ruin, self.length, ended)
         observation = self.observe()
         infos: Infos = [
             {"equity": worth, "costs": costs, "turnover": turnover}
             for worth, costs, turnover in zip(*self._out[:3].tolist(), strict=True)
         ]
-        if done.any():
+        if n_done:
             observation = self._finish(done, ruined, observation, infos)
         return observation, self.rewards.astype(np.float32), done, infos
 
