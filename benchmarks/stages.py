@@ -18,8 +18,8 @@ from benchmarks.peers.cases import N_EPOCHS, Case, Work, make_env
 from benchmarks.peers.learners import LEARNERS, OURS
 from benchmarks.peers.measure import Clock, run_cycles, watch_ours
 from benchmarks.results import markdown_table, parser_of, publish
-from tailguard.policy.blas import compiled
-from tailguard.policy.trunk_kernel import pack, trunk_forward
+from tailguard.loops import compiled
+from tailguard.policy.trunk_kernel import lay_out, trunk_forward
 from tailguard.ppo.update import Learner
 
 MODULE = "benchmarks.stages"
@@ -31,7 +31,7 @@ REPEATS = 5
 def forward_lane(lane):  # type: ignore[no-untyped-def]
     """What a lane does before its loss."""
     blas, shape, weights, _, room, seen, start, end = lane
-    pack(shape, weights, room.packed)
+    lay_out(blas, shape, weights, room, True)
     for low in range(start, end, room.kept.shape[1]):
         trunk_forward(blas, shape, weights, room, seen, low, end)
 
@@ -42,7 +42,7 @@ def forward_share(model: Any) -> float:
     batch, *_ = model.sequences().split(model.config.batch_size // model.config.sequence_length)
     trunks = [(learner.compiled_actor.trunk, batch.actor_state)]
     trunks += [(critic.trunk, batch.critic_states[critic.c]) for critic in learner.compiled_critics]
-    lanes = [lane for trunk, state in trunks for lane in trunk.lanes(batch, batch.observations, state)]
+    lanes = [lane() for trunk, state in trunks for lane in trunk.lanes(batch, batch.observations, state)]
     works = partial(learner.backward, batch, model.knobs(), 1.0), lambda: [forward_lane(lane) for lane in lanes]
     whole, forward = ([seconds(work) for _ in range(REPEATS)] for work in works)
     return median(forward) / median(whole)

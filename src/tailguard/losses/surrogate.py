@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
-compiled: Any = numba.njit(cache=True, nogil=True, error_model="numpy")
+from tailguard.loops import compiled
 
 
 def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip_range: float) -> Tensor:

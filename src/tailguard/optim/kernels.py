@@ -14,8 +14,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, njit, types  # type: ignore[attr-defined]
+from numba import carray, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
+
+from tailguard.loops import compiled, wide_vectors
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -25,8 +27,6 @@ TWO = np.float32(2.0)
 FLAT_TAIL = np.float32(-20.0)  # below it exp(x) is lost beside 1 in float32
 SIXTEENTH = np.float32(1 / 16)
 C2, C3, C4, C5, C6, C7 = (np.float32(1 / k) for k in (2, 6, 24, 120, 720, 5040))
-
-compiled: Any = njit(error_model="numpy", cache=True, nogil=True)
 
 
 @compiled
@@ -43,6 +43,7 @@ def _gate(x):  # type: ignore[no-untyped-def]
 
 @compiled
 def _track_utility(w, g, u, keep, low, high):  # type: ignore[no-untyped-def]
+    wide_vectors()
     for j in range(w.size):
         u[j] = u[j] - keep * (g[j] * w[j] + u[j])
     for j in range(w.size):
@@ -53,6 +54,7 @@ def _track_utility(w, g, u, keep, low, high):  # type: ignore[no-untyped-def]
 
 @compiled
 def _track_moments(w, g, m, v, keep1, keep2, l2):  # type: ignore[no-untyped-def]
+    wide_vectors()
     for j in range(w.size):
         m[j] = m[j] + keep1 * (g[j] + l2 * w[j] - m[j])
     for j in range(w.size):
@@ -62,6 +64,7 @@ def _track_moments(w, g, m, v, keep1, keep2, l2):  # type: ignore[no-untyped-def
 
 @compiled
 def _find_gate(u, centre, width, gate, total):  # type: ignore[no-untyped-def]
+    wide_vectors()
     for j in range(u.size):
         gate[j] = _gate((u[j] - centre) / width)
     for j in range(u.size):
@@ -70,6 +73,7 @@ def _find_gate(u, centre, width, gate, total):  # type: ignore[no-untyped-def]
 
 @compiled
 def _move(w, d, gate, noise, rate, decay, sigma, protect_weights):  # type: ignore[no-untyped-def]
+    wide_vectors()
     if protect_weights:
         for j in range(w.size):
             w[j] = decay * w[j] - rate * (gate[j] * (d[j] + sigma * noise[j]))
@@ -117,6 +121,7 @@ def _no_extremes(n):  # type: ignore[no-untyped-def]
 @compiled
 def track_utility(w, g, u, keep):  # type: ignore[no-untyped-def]
     """Update the utility average u in place; returns its (min, max)."""
+    wide_vectors()
     n = w.size
     low, high = _no_extremes(n)
     for i in range(0, n, BLOCK):
@@ -131,6 +136,7 @@ def track_utility_and_moments(w, g, u, m, v, numbers):  # type: ignore[no-untype
 
     numbers: what the averages keep of the newest utility, gradient and square, and the weight decay in the gradient
     """
+    wide_vectors()
     keep, keep1, keep2, l2 = numbers
     n = w.size
     low, high = _no_extremes(n)
@@ -144,6 +150,7 @@ def track_utility_and_moments(w, g, u, m, v, numbers):  # type: ignore[no-untype
 @compiled
 def move_along_gradient(w, g, u, noise, protect_weights, numbers):  # type: ignore[no-untyped-def]
     """Gated step along the gradient; returns the sum of the gates. numbers: centre, width, rate, decay, sigma."""
+    wide_vectors()
     centre, width, rate, decay, sigma = numbers
     n = w.size
     lanes = min(BLOCK, n)
@@ -161,6 +168,7 @@ def move_along_adam(w, u, m, v, noise, protect_weights, numbers):  # type: ignor
 
     numbers: centre, width, rate, decay, sigma, scale, eps
     """
+    wide_vectors()
     centre, width, rate, decay, sigma, scale, eps = numbers
     n = w.size
     lanes = min(BLOCK, n)
@@ -196,6 +204,7 @@ def observe_gradients(addresses, blocks, firsts, mean, new_mean, kept, new, beta
             firsts[k] to firsts[k + 1], and the means hold their elements one after another
     kept:   (3, K) power, signal and counts so far;  new: (3, K) power, signal and weights, filled
     """
+    wide_vectors()
     starts, lengths = blocks
     lanes = np.empty((2, BLOCK), np.float32)
     place = 0
@@ -218,6 +227,7 @@ def observe_gradients(addresses, blocks, firsts, mean, new_mean, kept, new, beta
 
 @compiled
 def _average(g, mean, new_mean, weight, powers, signals):  # type: ignore[no-untyped-def]
+    wide_vectors()
     for j in range(g.size):
         new_mean[j] = mean[j] + weight * (g[j] - mean[j])
     for j in range(g.size):

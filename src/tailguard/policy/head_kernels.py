@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tailguard.policy.blas import compiled
+from tailguard.loops import compiled
 from tailguard.policy.lstm_kernel import ONE, ZERO
 
 HALF_LOG_2PI = np.float32(0.5 * np.log(2.0 * np.pi))

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tailguard.policy.blas import blas, compiled, product
+from tailguard.loops import compiled, fused_multiply_add, wide_vectors
+from tailguard.policy.blas import Array, blas, pack_right, packed_product, packed_room
 
 ZERO, ONE, TWO = np.float32(0.0), np.float32(1.0), np.float32(2.0)
 LARGEST = np.float32(87.0)  # exp of more overflows float32, and sigmoid is long since 0 or 1
@@ -35,17 +36,23 @@ def sigmoid(x):  # type: ignore[no-untyped-def]
     y = -x
     y = LARGEST if y > LARGEST else y
     y = -LARGEST if y < -LARGEST else y
-    rounded = y * LOG2_E + ROUNDER
+    rounded = fused_multiply_add(y, LOG2_E, ROUNDER)
     n = rounded - ROUNDER
-    r = y - n * LN2_HIGH - n * LN2_LOW
-    e = ONE + r * (ONE + r * (E5 + r * (E4 + r * (E3 + r * (E2 + r * (E1 + r * E0))))))
+    r = fused_multiply_add(n, -LN2_LOW, fused_multiply_add(n, -LN2_HIGH, y))
+    e = fused_multiply_add(r, E0, E1)
+    e = fused_multiply_add(r, e, E2)
+    e = fused_multiply_add(r, e, E3)
+    e = fused_multiply_add(r, e, E4)
+    e = fused_multiply_add(r, e, E5)
+    e = fused_multiply_add(r, e, ONE)
+    e = fused_multiply_add(r, e, ONE)
     bits = np.float32(rounded).view(np.int32)
-    return ONE / (ONE + e * np.int32((bits + BIAS) << MANTISSA_BITS).view(np.float32))
+    return ONE / fused_multiply_add(e, np.int32((bits + BIAS) << MANTISSA_BITS).view(np.float32), ONE)
 
 
 @compiled
 def tanh(x):  # type: ignore[no-untyped-def]
-    return TWO * sigmoid(TWO * x) - ONE
+    return fused_multiply_add(TWO, sigmoid(TWO * x), -ONE)
 
 
 @compiled
@@ -54,6 +61,7 @@ def remember(gates, kept, past, cells, squashed, hidden):  # type: ignore[no-unt
 
     past: (B, H) the cells before, of which `kept` (B,) is 0 where an episode starts and 1 elsewhere
     """
+    wide_vectors()
     n_sequences, n_units = hidden.shape
     for b in range(n_sequences):
         keep = kept[b]
@@ -66,7 +74,7 @@ def remember(gates, kept, past, cells, squashed, hidden):  # type: ignore[no-unt
         for j in range(n_units):
             gates[b, 3, j] = sigmoid(gates[b, 3, j])
         for j in range(n_units):
-            cells[b, j] = gates[b, 1, j] * (keep * past[b, j]) + gates[b, 0, j] * gates[b, 2, j]
+            cells[b, j] = fused_multiply_add(gates[b, 1, j], keep * past[b, j], gates[b, 0, j] * gates[b, 2, j])
         for j in range(n_units):
             squashed[b, j] = tanh(cells[b, j])
         for j in range(n_units):
@@ -77,29 +85,38 @@ def remember(gates, kept, past, cells, squashed, hidden):  # type: ignore[no-unt
 
 
 @compiled
-def forward_kernel(blas, weight, kept, first, joined, gates, cells, squashed, hidden):  # type: ignore[no-untyped-def]
+def forward_kernel(blas, weight, packed, kept, first, joined, gates, cells, squashed, hidden):  # type: ignore[no-untyped-def]
     """Fill gates, cells, their tanh and the hidden states; `joined` comes with the inputs and the first state."""
     n_steps, n_sequences, n_units = hidden.shape
     for t in range(n_steps):
-        product(blas, joined[t], False, weight, True, gates[t].reshape(n_sequences, 4 * n_units), False)
+        packed_product(blas, joined[t], weight, True, packed, gates[t].reshape(n_sequences, 4 * n_units))
         remember(gates[t], kept[t], cells[t - 1] if t > 0 else first, cells[t], squashed[t], hidden[t])
         if t + 1 < n_steps:
-            for b in range(n_sequences):
-                keep = kept[t + 1, b]
-                for j in range(n_units):
-                    joined[t + 1, b, j] = keep * hidden[t, b, j]
+            hand_on(hidden[t], kept[t + 1], joined[t + 1])
 
 
 @compiled
-def backward_kernel(blas, weight, kept, first, gates, cells, squashed, d_hidden, d_past):  # type: ignore[no-untyped-def]
+def hand_on(hidden, kept, joined):  # type: ignore[no-untyped-def]
+    """What the next step reads of the hidden states (B, H), into its first columns."""
+    wide_vectors()
+    n_sequences, n_units = hidden.shape
+    for b in range(n_sequences):
+        keep = kept[b]
+        for j in range(n_units):
+            joined[b, j] = keep * hidden[b, j]
+
+
+@compiled
+def backward_kernel(blas, weight, packed, kept, first, gates, cells, squashed, d_hidden, d_past):  # type: ignore[no-untyped-def]
     """Turn gates into their gradients; `d_hidden` gathers what flows back through time; d_past (2, B, H) is room."""
+    wide_vectors()
     n_steps, n_sequences, n_units = d_hidden.shape
     d_cell, back = d_past[0], d_past[1]
     d_cell[:] = ZERO
     for t in range(n_steps - 1, -1, -1):
         forget_step(gates[t], kept[t], cells[t - 1] if t > 0 else first, squashed[t], d_hidden[t], d_cell)
         if t > 0:
-            product(blas, gates[t].reshape(n_sequences, 4 * n_units), False, weight, False, back, False)
+            packed_product(blas, gates[t].reshape(n_sequences, 4 * n_units), weight, False, packed, back)
             for b in range(n_sequences):
                 keep = kept[t, b]
                 for j in range(n_units):
@@ -109,6 +126,7 @@ def backward_kernel(blas, weight, kept, first, gates, cells, squashed, d_hidden,
 @compiled
 def forget_step(gates, kept, past, squashed, d_hidden, d_cell):  # type: ignore[no-untyped-def]
     """The way back through one step: gates (B, 4, H) become their inputs' gradients, d_cell goes one step back."""
+    wide_vectors()
     n_sequences, n_units = d_hidden.shape
     for b in range(n_sequences):
         keep = kept[b]
@@ -126,6 +144,29 @@ def forget_step(gates, kept, past, squashed, d_hidden, d_cell):  # type: ignore[
             forget = gates[b, 1, j]
             gates[b, 1, j] = d_cell[b, j] * (keep * past[b, j]) * forget * (ONE - forget)
             d_cell[b, j] *= keep * forget
+
+
+# one layer for torch
+
+
+def room_to_pack(n_sequences: int, right: Tensor, turned: bool) -> Array:
+    """For a right factor that multiplies one row per sequence."""
+    n_inner, n_outputs = reversed(right.shape) if turned else right.shape
+    return torch.empty(packed_room(n_outputs, n_sequences, n_inner)).numpy()
+
+
+@compiled
+def run_forward(blas, weight, packed, kept, *arrays):  # type: ignore[no-untyped-def]
+    """`forward_kernel` from weights as they are."""
+    pack_right(blas, weight, True, kept.shape[1], packed)
+    forward_kernel(blas, weight, packed, kept, *arrays)
+
+
+@compiled
+def run_backward(blas, weight, packed, kept, *arrays):  # type: ignore[no-untyped-def]
+    """`backward_kernel` from weights as they are."""
+    pack_right(blas, weight, False, kept.shape[1], packed)
+    backward_kernel(blas, weight, packed, kept, *arrays)
 
 
 class LSTMLayer(torch.autograd.Function):
@@ -148,7 +189,14 @@ class LSTMLayer(torch.autograd.Function):
         out, cells, squashed = (torch.empty(n_steps, n_sequences, n_units) for _ in range(3))
         first = cell.contiguous()
         filled = (joined, gates, cells, squashed, out)
-        forward_kernel(blas(), weight.numpy(), kept, first.numpy(), *(array.numpy() for array in filled))
+        run_forward(
+            blas(),
+            weight.numpy(),
+            room_to_pack(n_sequences, weight, True),
+            kept,
+            first.numpy(),
+            *(array.numpy() for array in filled),
+        )
         ctx.save_for_backward(w_input, w_hidden, joined, gates, first, cells, squashed)
         ctx.kept, ctx.walked = kept, False
         ctx.mark_non_differentiable(cells)
@@ -166,7 +214,14 @@ class LSTMLayer(torch.autograd.Function):
         n_units = w_hidden.shape[1]
         d_hidden = upstream[0].clone(memory_format=torch.contiguous_format)
         read = (first, gates, cells, squashed, d_hidden, torch.empty(2, *first.shape))
-        backward_kernel(blas(), w_hidden.detach().numpy(), ctx.kept, *(array.detach().numpy() for array in read))
+        weight = w_hidden.detach()
+        run_backward(
+            blas(),
+            weight.numpy(),
+            room_to_pack(len(first), weight, False),
+            ctx.kept,
+            *(array.detach().numpy() for array in read),
+        )
         d_gates = gates.view(-1, 4 * n_units)
         d_input = (d_gates @ w_input).view(*cells.shape[:2], -1) if ctx.needs_input_grad[0] else None
         if not any(ctx.needs_input_grad[3:6]):  # an attack asks for the gradient of its input alone

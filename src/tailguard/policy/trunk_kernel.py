@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tailguard.policy.blas import Array, compiled, product
+from tailguard.loops import compiled, wide_vectors
+from tailguard.policy.blas import Array, pack_right, packed_room, product
 from tailguard.policy.lstm_kernel import ONE, ZERO, backward_kernel, forward_kernel, tanh
 from tailguard.policy.recurrent import LSTM
 
@@ -41,6 +42,7 @@ class Room(NamedTuple):
     first: Array  # (layers, b, H) cells before the first step
     packed: Array  # weights of the memory, (4H, K) per layer
     d_packed: Array  # their gradients
+    tiles: Array  # (2 layers, ...) the same weights as the matrix products want them, there and back
     joined: Array  # (L, b, K) per layer
     gates: Array  # (layers, L, b, 4, H)
     cells: Array  # (layers, L, b, H)
@@ -102,6 +104,7 @@ def room_for(shape: Shape, n_steps: int, n_sequences: int) -> Room:
         first=aligned_zeros(layers, n_sequences, units),
         packed=aligned_zeros(4 * units * n_columns),
         d_packed=aligned_zeros(4 * units * n_columns),
+        tiles=torch.empty(2 * layers, tile_room(shape, n_sequences)).numpy(),
         joined=aligned_zeros(n_steps * n_sequences * n_columns),
         gates=aligned_zeros(layers, n_steps, n_sequences, 4, units),
         cells=aligned_zeros(layers, n_steps, n_sequences, units),
@@ -112,6 +115,13 @@ def room_for(shape: Shape, n_steps: int, n_sequences: int) -> Room:
         outs=aligned_zeros(n_steps * n_sequences * n_outputs),
         d_outs=aligned_zeros(n_steps * n_sequences * n_outputs),
     )
+
+
+def tile_room(shape: Shape, n_sequences: int) -> int:
+    """Numbers that one layer's weights may take as tiles."""
+    rows, units = 4 * shape.n_units, shape.n_units
+    there = [packed_room(rows, n_sequences, columns(shape, k)) for k in range(shape.n_layers)]
+    return max([*there, packed_room(units, n_sequences, rows)]) if there else 0
 
 
 # where things are
@@ -201,6 +211,17 @@ def pack(shape, flat, packed):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def lay_out(blas, shape, flat, room, also_back):  # type: ignore[no-untyped-def]
+    """All that the loops read of the memory's weights, for the way there or for both ways."""
+    pack(shape, flat, room.packed)
+    for k in range(shape.n_layers):
+        weight, n_rows = packed_of(shape, room.packed, k), room.kept.shape[1]
+        pack_right(blas, weight, True, n_rows, room.tiles[2 * k])
+        if also_back:
+            pack_right(blas, weight[:, : shape.n_units], False, n_rows, room.tiles[2 * k + 1])
+
+
+@compiled
 def unpack(shape, packed, flat):  # type: ignore[no-untyped-def]
     """The way back."""
     for k in range(shape.n_layers):
@@ -213,7 +234,7 @@ def unpack(shape, packed, flat):  # type: ignore[no-untyped-def]
 
 @compiled
 def trunk_forward(blas, shape, flat, room, seen, low, high):  # type: ignore[no-untyped-def]
-    """Fill the room for sequences low .. high (as many as it holds; the rest sees zeros); the weights are packed."""
+    """Fill the room for sequences low .. high (as many as it holds; the rest sees zeros); the weights are laid out."""
     take_up(shape, room, seen, low, high)
     n_steps, size, n_units = room.d_hidden.shape
     for k in range(shape.n_layers):
@@ -226,6 +247,7 @@ def trunk_forward(blas, shape, flat, room, seen, low, high):  # type: ignore[no-
         forward_kernel(
             blas,
             packed_of(shape, room.packed, k),
+            room.tiles[2 * k],
             room.kept,
             room.first[k],
             joined,
@@ -258,6 +280,7 @@ def take_up(shape, room, seen, low, high):  # type: ignore[no-untyped-def]
 @compiled
 def dense_forward(blas, shape, flat, x, outs):  # type: ignore[no-untyped-def]
     """Linear layers with their activations; x: (rows, H)."""
+    wide_vectors()
     rows, last = len(x), len(shape.dense) - 1
     for k in range(last + 1):
         out, bias = out_of(shape, outs, rows, k), bias_of(shape, flat, k)
@@ -290,6 +313,7 @@ def trunk_backward(blas, shape, flat, room, gradient):  # type: ignore[no-untype
         backward_kernel(
             blas,
             weight[:, :n_units],
+            room.tiles[2 * k + 1],
             room.kept,
             room.first[k],
             gates,
@@ -308,6 +332,7 @@ def trunk_backward(blas, shape, flat, room, gradient):  # type: ignore[no-untype
 @compiled
 def dense_backward(blas, shape, flat, x, room, d_x, gradient):  # type: ignore[no-untyped-def]
     """Add to the gradient of weights and biases, fill that of the input unless it is empty."""
+    wide_vectors()
     rows, last = len(x), len(shape.dense) - 1
     for k in range(last, -1, -1):
         out, d_out = out_of(shape, room.outs, rows, k), out_of(shape, room.d_outs, rows, k)

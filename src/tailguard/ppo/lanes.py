@@ -9,6 +9,7 @@ threads gives the same bits.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tailguard.loops import compiled
 from tailguard.losses.surrogate import actor_objective_kernel
 from tailguard.losses.value import quantile_huber_kernel
 from tailguard.optim.flat import ParameterVector
 from tailguard.policy import RecurrentPolicy, State
 from tailguard.policy.action_heads import ActionHead, CategoricalHead, GaussianHead
-from tailguard.policy.blas import Array, Blas, blas, compiled
+from tailguard.policy.blas import Array, Blas, blas
 from tailguard.policy.critics import QuantileHead
 from tailguard.policy.head_kernels import law_slopes, law_terms
 from tailguard.policy.lstm_kernel import ZERO
@@ -34,7 +36,7 @@ from tailguard.policy.trunk_kernel import (
     Shape,
     features_of,
     last_out,
-    pack,
+    lay_out,
     room_for,
     shape_of,
     trunk_backward,
@@ -48,6 +50,7 @@ from tailguard.rollout import SequenceBatch
 
 N_LANES = 2
 MOST_SEQUENCES = 64  # at a time: more would only need more room
+MOST_ROOMS = 8
 
 
 class Job(NamedTuple):
@@ -92,37 +95,52 @@ class Lesson(NamedTuple):
     factor: np.float32  # on the gradient of each sample
 
 
+class Rooms(threading.local):
+    """Room for the loops of each thread. Trunks of one shape use the same, so that it stays in the cache."""
+
+    def __init__(self) -> None:
+        self.made: dict[tuple[int, ...], Room] = {}
+
+    def for_lane(self, shape: Shape, n_steps: int, size: int) -> Room:
+        """Made once; only the latest sizes are kept."""
+        widths = (int(width) for width in shape.dense[:, 2])
+        key = (n_steps, size, shape.n_layers, shape.n_units, shape.n_inputs, *widths)
+        if key not in self.made:
+            if len(self.made) >= MOST_ROOMS:
+                self.made.clear()
+            self.made[key] = room_for(shape, n_steps, size)
+        return self.made[key]
+
+
 class CompiledTrunk:
     """A trunk with its head, ready for the loops."""
 
-    def __init__(self, vector: ParameterVector, memory: LSTM, trunk: Trunk, head: nn.Module, last: nn.Linear) -> None:
+    def __init__(
+        self, vector: ParameterVector, rooms: Rooms, memory: LSTM, trunk: Trunk, head: nn.Module, last: nn.Linear
+    ) -> None:
         inside = {id(parameter) for module in (trunk, head) for parameter in module.parameters()}
         own = [parameter for parameter in vector.parameters if id(parameter) in inside]
         self.stretch = Stretch(vector, own, N_LANES)
         self.shape = shape_of(memory, trunk.linear(last), trunk.activation, self.stretch.begins)
-        self.rooms: dict[tuple[int, int, int], Room] = {}
+        self.rooms = rooms
 
-    def lanes(self, batch: SequenceBatch, observations: Tensor, state: State) -> list[Lane]:
-        """Two halves of a batch."""
+    def lanes(self, batch: SequenceBatch, observations: Tensor, state: State) -> list[Callable[[], Lane]]:
+        """Two halves of a batch, each with room of the thread that asks for it."""
         seen = Seen(observations.numpy(), batch.starts, *(part.contiguous().numpy() for part in state))
         n_steps, n_sequences = batch.valid.shape
-        middle = -(-n_sequences // N_LANES)
-        size = min(middle, MOST_SEQUENCES)
-        lanes = []
-        for i, (low, high) in enumerate(((0, middle), (middle, n_sequences))):
-            room = self.room(n_steps, size, i)
-            own = self.stretch.weights, self.stretch.gradients[i]
-            lanes.append(Lane(blas(), self.shape, *own, room, seen, low, high))
-        return lanes
+        middle, size = -(-n_sequences // N_LANES), self.rows(batch) // n_steps
 
-    def room(self, n_steps: int, size: int, lane: int) -> Room:
-        """Made once; only the latest sizes are kept."""
-        key = (n_steps, size, lane)
-        if key not in self.rooms:
-            if len(self.rooms) >= 4 * N_LANES:
-                self.rooms.clear()
-            self.rooms[key] = room_for(self.shape, n_steps, size)
-        return self.rooms[key]
+        def lane(i: int, low: int, high: int) -> Lane:
+            room = self.rooms.for_lane(self.shape, n_steps, size)
+            return Lane(blas(), self.shape, self.stretch.weights, self.stretch.gradients[i], room, seen, low, high)
+
+        return [partial(lane, 0, 0, middle), partial(lane, 1, middle, n_sequences)]
+
+    @staticmethod
+    def rows(batch: SequenceBatch) -> int:
+        """Of a lane's room."""
+        n_steps, n_sequences = batch.valid.shape
+        return n_steps * min(-(-n_sequences // N_LANES), MOST_SEQUENCES)
 
 
 # the actor
@@ -138,7 +156,7 @@ class CompiledActor:
             self.log_std = (first, first + head.action_dim)
 
     @classmethod
-    def of(cls, policy: RecurrentPolicy, vector: ParameterVector) -> CompiledActor | None:
+    def of(cls, policy: RecurrentPolicy, vector: ParameterVector, rooms: Rooms) -> CompiledActor | None:
         """None where the loops do not know the policy."""
         head = policy.action_head
         plain_gaussian = isinstance(head, GaussianHead) and head.bounds == "clip"
@@ -146,7 +164,7 @@ class CompiledActor:
         memory = policy.actor.compiled_memory(head.last_layer) if plain_gaussian or plain_choice else None
         if memory is None:
             return None
-        return cls(CompiledTrunk(vector, memory, policy.actor, head, head.last_layer), head)
+        return cls(CompiledTrunk(vector, rooms, memory, policy.actor, head, head.last_layer), head)
 
     @property
     def free(self) -> bool:
@@ -174,7 +192,12 @@ class CompiledActor:
             policy, bonus, divergence = (torch.tensor(mean) for mean in (surrogate, entropy, kl))
             return ActorLosses(torch.tensor(total), policy, bonus, divergence, clipped, max(sums[0][4], sums[1][4]))
 
-        return Job([partial(actor_lane, lane, taken) for lane in lanes], finish)
+        return Job([partial(self.piece, lane, taken) for lane in lanes], finish)
+
+    @staticmethod
+    def piece(lane: Callable[[], Lane], taken: Taken) -> Array:
+        sums: Array = actor_lane(lane(), taken)
+        return sums
 
 
 @compiled
@@ -191,7 +214,7 @@ def actor_lane(lane, taken):  # type: ignore[no-untyped-def]
     old, advantage, log_prob = flat[0], flat[1], flat[2]
     entropy, d_log_prob, d_entropy = flat[3], flat[4], flat[5]
     sums = np.zeros(5)
-    begin(shape, weights, gradient, room)
+    begin(blas, shape, weights, gradient, room)
     for low in range(start, end, size):
         trunk_forward(blas, shape, weights, room, seen, low, end)
         find_valid(taken.valid, low, end, valid)
@@ -209,9 +232,9 @@ def actor_lane(lane, taken):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def begin(shape, weights, gradient, room):  # type: ignore[no-untyped-def]
+def begin(blas, shape, weights, gradient, room):  # type: ignore[no-untyped-def]
     """Weights laid out for the memory's products, gradients at zero."""
-    pack(shape, weights, room.packed)
+    lay_out(blas, shape, weights, room, True)
     room.d_packed[:] = ZERO
     gradient[:] = ZERO
 
@@ -249,7 +272,7 @@ class CompiledCritic:
         self.levels, self.kappa = np.array(head.levels, np.float32), np.float32(head.config.huber_kappa)
 
     @classmethod
-    def of(cls, policy: RecurrentPolicy, vector: ParameterVector, c: int) -> CompiledCritic | None:
+    def of(cls, policy: RecurrentPolicy, vector: ParameterVector, rooms: Rooms, c: int) -> CompiledCritic | None:
         """None where the loops do not know the critic."""
         critic = policy.critic_list[c]
         head = critic.head
@@ -259,7 +282,8 @@ class CompiledCritic:
         if memory is None:
             return None
         risk_value = CompiledRiskValue(policy.risk_value if c == 0 else None, vector, N_LANES)
-        return cls(CompiledTrunk(vector, memory, critic.trunk, head, head.last_layer), critic, c, risk_value)
+        trunk = CompiledTrunk(vector, rooms, memory, critic.trunk, head, head.last_layer)
+        return cls(trunk, critic, c, risk_value)
 
     @property
     def free(self) -> bool:
@@ -272,10 +296,12 @@ class CompiledCritic:
         n_valid = max(int(batch.valid.sum()), 1)
         factor = np.float32(now.vf_coef * share / n_valid)
         lesson = Lesson(batch.target.numpy(), batch.valid.numpy(), self.levels, self.kappa, factor)
-        pieces = []
-        for i, lane in enumerate(lanes):
-            beside = self.risk_value.beside(observations, batch.risk, lane.room.kept.size, i)
-            pieces.append(partial(critic_lane, lane, lesson, beside))
+        rows = self.trunk.rows(batch)
+        besides = [self.risk_value.beside(observations, batch.risk, rows, i) for i in range(N_LANES)]
+
+        def piece(i: int) -> tuple[float, float]:
+            sums: tuple[float, float] = critic_lane(lanes[i](), lesson, besides[i])
+            return sums
 
         def finish(sums: list[tuple[float, float]]) -> CriticLoss:
             self.trunk.stretch.leave_gradient()
@@ -283,7 +309,7 @@ class CompiledCritic:
             value, risk_value = (torch.tensor(sum(part) / n_valid) for part in zip(*sums, strict=True))
             return CriticLoss(value, risk_value)
 
-        return Job(pieces, finish)
+        return Job([partial(piece, i) for i in range(N_LANES)], finish)
 
 
 @compiled
@@ -295,7 +321,7 @@ def critic_lane(lane, lesson, beside):  # type: ignore[no-untyped-def]
     samples, loss = np.zeros((rows, lesson.target.shape[2]), np.float32), np.zeros(rows, np.float32)
     counts = np.zeros(rows, np.bool_)
     total = risk_total = 0.0
-    begin(shape, weights, gradient, room)
+    begin(blas, shape, weights, gradient, room)
     beside.gradient[:] = ZERO
     for low in range(start, end, size):
         trunk_forward(blas, shape, weights, room, seen, low, end)

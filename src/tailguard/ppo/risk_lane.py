@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
+from tailguard.loops import compiled
 from tailguard.optim.flat import ParameterVector
-from tailguard.policy.blas import Array, compiled
+from tailguard.policy.blas import Array
 from tailguard.policy.lstm_kernel import ZERO
 from tailguard.policy.risk_value import PERIOD_FEATURES, RiskValue
 from tailguard.policy.trunk_kernel import Shape, aligned_zeros, dense_backward, dense_forward, layers_of, out_of

@@ -38,4 +38,5 @@ class Stretch:
     def leave_gradient(self) -> None:
         """Hand over the sum of the lanes' gradients."""
         if self.parameters:
-            self.vector.add_gradient(self.start, torch.from_numpy(sum(self.gradients)))
+            first, *others = self.gradients
+            self.vector.add_gradient(self.start, torch.from_numpy(sum(others, start=first)))

@@ -19,7 +19,7 @@ from tailguard.optim.flat import ParameterVector, rescale_moments
 from tailguard.optim.gating import GatedOptimizer
 from tailguard.policy import RecurrentPolicy
 from tailguard.ppo.config import PPOConfig
-from tailguard.ppo.lanes import N_LANES, CompiledActor, CompiledCritic, Job
+from tailguard.ppo.lanes import N_LANES, CompiledActor, CompiledCritic, Job, Rooms
 from tailguard.ppo.objective import ActorLosses, CriticLoss, Knobs, actor_losses, critic_loss
 from tailguard.ppo.threads import Threads
 from tailguard.rollout import SequenceBatch
@@ -87,8 +87,9 @@ class Learner:
             [self.vector.flat], segments=self.vector.sizes, **vgs.model_dump()
         )
         self.skipped = SkippedSteps(config.max_skipped_steps)
-        self.compiled_actor = CompiledActor.of(policy, self.vector) if adversary.idle else None
-        self.compiled_critics = [CompiledCritic.of(policy, self.vector, c) for c in range(len(policy.critics))]
+        rooms, critics = Rooms(), range(len(policy.critics))
+        self.compiled_actor = CompiledActor.of(policy, self.vector, rooms) if adversary.idle else None
+        self.compiled_critics = [CompiledCritic.of(policy, self.vector, rooms, c) for c in critics]
         self.threads = Threads(config.update_threads, N_LANES * (1 + len(policy.critics)), config.torch_threads)
         self.critic_spans = [self.vector.span(f"critics.{c}.") for c in range(len(policy.critics))]
 
