@@ -49,6 +49,10 @@ class ActionHead(nn.Module):
         """One action (..., A)."""
         raise NotImplementedError
 
+    def act(self, output: Tensor, chance: Tensor) -> Tensor:
+        """`sample` straight from the last layer's output: acting has no need of the law, which is found afterwards."""
+        return self.sample(self.law(output), chance)
+
     def mode(self, parameters: Tensor) -> Tensor:
         """The most likely action (..., A)."""
         raise NotImplementedError
@@ -93,6 +97,7 @@ class GaussianHead(ActionHead):
         self.node_weights: Tensor
         low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
         self.centre, self.half_width = (high + low) / 2, (high - low) / 2
+        self.unit_box = bool((low == -1.0).all() and (high == 1.0).all() and space.dtype == np.float32)
 
     @property
     def last_layer(self) -> nn.Linear:
@@ -107,6 +112,9 @@ class GaussianHead(ActionHead):
     def sample(self, parameters: Tensor, chance: Tensor) -> Tensor:
         mean, log_std = parameters.chunk(2, -1)
         return mean + log_std.exp() * chance
+
+    def act(self, output: Tensor, chance: Tensor) -> Tensor:
+        return output + self.log_std.exp() * chance
 
     def mode(self, parameters: Tensor) -> Tensor:
         return parameters.chunk(2, -1)[0]
@@ -136,9 +144,13 @@ class GaussianHead(ActionHead):
         return (0.5 * ((2.0 * gap).exp() - 1.0) - gap + apart).sum(-1)
 
     def to_env(self, action: Tensor) -> NDArray[Any]:
-        unit = action.numpy(force=True).astype(np.float64)
-        unit = np.tanh(unit) if self.bounds == "squash" else unit.clip(-1.0, 1.0)
-        raw = self.centre + self.half_width * unit
+        unit = action.numpy(force=True)
+        if self.unit_box and self.bounds == "clip":
+            clipped: NDArray[np.float32] = unit.clip(-1.0, 1.0).reshape(-1, *self.space.shape)
+            return clipped
+        wide = unit.astype(np.float64)
+        unit = np.tanh(wide) if self.bounds == "squash" else wide.clip(-1.0, 1.0)
+        raw: NDArray[np.float64] = self.centre + self.half_width * unit
         return raw.reshape(-1, *self.space.shape).astype(self.space.dtype).clip(self.space.low, self.space.high)
 
 

@@ -234,17 +234,11 @@ class RecurrentPolicy(BasePolicy):
     # acting
 
     def actor_step(self, n: int) -> Step:
-        """A function (observations (n, F), state) -> (parameters (n, P) of the action law, state after).
+        """A function (observations (n, F), state) -> (output (n, W) that the action head makes a law of, state after).
 
         It keeps the weights of this moment. `state` must be zero where an episode starts.
         """
-        step = self.actor.step(self.action_head.last_layer, n)
-
-        def act(obs: Tensor, state: State) -> tuple[Tensor, State]:
-            output, state = step(obs, state)
-            return self.action_head.law(output), state
-
-        return act
+        return self.actor.step(self.action_head.last_layer, n)
 
     def initial_state(self, n: int) -> State:
         """Zero state of the actor for n environments."""

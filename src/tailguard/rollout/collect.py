@@ -58,19 +58,19 @@ def collect_steps(
     buffer.reset()
     step, head = policy.actor_step(buffer.n_envs), policy.action_head
     chance = head.chance((buffer.n_steps, buffer.n_envs), generator).to(policy.device)  # drawn once
-    laws: list[Tensor] = []
+    outputs: list[Tensor] = []
     while not buffer.full:
         if live.starts.any():
             live.actor_state = live.actor_state.keep(torch.from_numpy(~live.starts).float().to(policy.device))
         if buffer.position % buffer.sequence_length == 0:
             buffer.actor_states.append(live.actor_state)
         obs = policy.flat(live.observations)
-        law, state = step(obs, live.actor_state)
-        action = head.sample(law, chance[buffer.position])
+        output, state = step(obs, live.actor_state)
+        action = head.act(output, chance[buffer.position])
         new_obs, rewards, dones, infos = env.step(head.to_env(action))
         dones = check_step(new_obs, rewards, dones, obs_stats, buffer)
         t = buffer.add(obs.numpy(force=True), action.numpy(force=True), live.starts, rewards)
-        laws.append(law)
+        outputs.append(output)
         note_episode_ends(buffer, t, dones, infos)
         raw = obs_stats.original()
         if raw is not None:
@@ -79,7 +79,7 @@ def collect_steps(
         if not hook({"new_obs": new_obs, "rewards": rewards, "dones": dones, "infos": infos, "n_steps": t + 1}):
             return None
     actions = torch.from_numpy(buffer.actions).to(policy.device)
-    parameters = torch.stack(laws)
+    parameters = head.law(torch.stack(outputs))
     buffer.log_probs[:] = head.log_prob(parameters, actions).numpy(force=True)
     buffer.modes[:] = head.mode(parameters).numpy(force=True)
     buffer.last_observations = policy.flat(live.observations).numpy(force=True)
