@@ -38,7 +38,7 @@ PENDULUM_ADVERSARY: dict[str, Any] = {"epsilon": 0.75, "weight": 0.007}
 PENDULUM_STEPS = 262_144
 PENDULUM_ATTACKS = (("mad", 0.75), ("critic", 0.75), ("random", 0.75), ("mad", 1.1), ("critic", 1.1))
 REGIME_ADVERSARY: dict[str, Any] = {"epsilon": 0.1, "weight": 0.01}
-REGIME_ATTACKS = (("price-random", 5.0), ("price", 5.0), ("mad", 0.1))
+REGIME_ATTACKS = (("price-random", 5.0), ("price", 5.0), ("price-learned", 5.0), ("mad", 0.1))
 """A return between two prices moved by 5 bps moves by 10 at most, 0.1 of its spread: the size of the last."""
 
 
@@ -146,6 +146,25 @@ def median_table(task: str) -> str:
     return markdown_table(header, rows)
 
 
+def loss_table(task: str) -> str:
+    """Per kind of training: what attacks cost the median agent of what it earns without one, and the strongest one."""
+    rows = []
+    for kind in KINDS:
+        losses = [losses_of(found) for found in kept(task, kind)]
+        if losses:
+            figures = [np.median([loss[name] for loss in losses]) for name in losses[0]]
+            rows.append([kind, str(len(losses)), *(f"{figure:.2%}" for figure in figures)])
+    return markdown_table(["lost by", "seeds", *losses_of(kept(task, "nominal")[0])], rows)
+
+
+def losses_of(found: Result) -> dict[str, float]:
+    """Share of the unharmed return that each attack costs; "prices" is the strongest of those on prices."""
+    clean = found.returns["nobody"]
+    losses = {name: 1.0 - left / clean for name, left in found.returns.items() if name != "nobody"}
+    prices = [loss for name, loss in losses.items() if name.startswith("price")]
+    return {**losses, **({"strongest of prices": max(prices)} if prices else {})}
+
+
 def write() -> None:
     """All tables that there are results for."""
     parts = []
@@ -156,6 +175,8 @@ def write() -> None:
     for task, words in tasks.items():
         if kept(task, "nominal"):
             parts += [f"{words}. Mean return of an episode under each attack, median over seeds.", median_table(task)]
+    if kept("regime", "nominal"):
+        parts += ["What that costs on `regime`, agent by agent, median over seeds.", loss_table("regime")]
     if (KEPT / "cost.json").exists():
         found = json.loads((KEPT / "cost.json").read_text())
         rows = [[name, f"{ratio:.2f}"] for name, ratio in found.items()]
