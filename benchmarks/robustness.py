@@ -3,6 +3,7 @@
 python -m benchmarks.robustness pendulum --seeds 0 1 2 3 4     train and attack; results are kept in runs/robustness
 python -m benchmarks.robustness regime --seeds 0 1 2
 python -m benchmarks.robustness cost
+python -m benchmarks.robustness bound                          what any policy must lose on the regime market
 python -m benchmarks.robustness --write                        tables from all that is kept, into RESULTS.md
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
@@ -24,6 +26,8 @@ from tailguard import DistributionalPPO
 from tailguard.env import oracle_env
 from tailguard.presets import regime
 from tailguard.robustness import make_attack, play
+
+Floats = NDArray[np.float64]
 
 KEPT = Path("runs/robustness")
 KINDS = ("nominal", "robust")
@@ -133,6 +137,55 @@ def cost(repeats: int = 7) -> dict[str, float]:
     return {name: float(np.median(found)) / plain for name, found in times.items()}
 
 
+# what an attack takes from everybody
+
+
+def bound(n_paths: int = 4_000, n_bars: int = 1_500) -> dict[str, dict[str, float]]:
+    """Basis points per bar on the regime market, of who knows its constants: unharmed, and under two attacks.
+
+    The attacker knows the regime and moves returns, or prices, against it. `unaware`: the best policy without attack;
+    `best reply`: the best there is against this very attack, by drift that is assumed and by caution before trading.
+    """
+    market = regime().market
+    drift, spread, cost = market.drift_bps * 1e-4, market.volatility, market.cost
+    rng = np.random.default_rng(0)
+    turns = rng.random((n_bars, n_paths)) < market.switch_probability
+    hidden = np.where(np.cumsum(turns, axis=0) % 2, -1.0, 1.0) * rng.choice([-1.0, 1.0], n_paths)  # (T, N)
+    returns = drift * hidden + spread * rng.normal(size=hidden.shape)
+    lie = -5e-4 * hidden
+    shown = {
+        "nobody": returns,
+        "returns moved by 0.1 of their spread": returns - 0.1 * spread * hidden,
+        "prices moved by 5 bps": returns + lie - np.concatenate([lie[:1], lie[:-1]]),
+    }
+    replies = [(assumed * 1e-4, caution) for assumed in (15, 20, 25, 30) for caution in (0.1, 0.3, 0.6, 0.9, 1.2)]
+
+    def earned(seen: Floats, reply: tuple[float, float]) -> float:
+        return 1e4 * filtered(seen, returns, reply, market.switch_probability, spread, cost)
+
+    unaware = max(replies, key=lambda reply: earned(returns, reply))
+    return {
+        name: {"unaware": earned(seen, unaware), "best reply": max(earned(seen, reply) for reply in replies)}
+        for name, seen in shown.items()
+    }
+
+
+def filtered(
+    seen: Floats, returns: Floats, reply: tuple[float, float], switch: float, spread: float, cost: float
+) -> float:
+    """Mean reward per bar of a Bayesian who trades when the odds (in logarithms) of a regime pass its caution."""
+    assumed, caution = reply
+    odds, weight, total = np.zeros(seen.shape[1]), np.zeros(seen.shape[1]), 0.0
+    for bar in range(len(seen) - 1):
+        belief = 1.0 / (1.0 + np.exp(-odds - 2.0 * assumed * seen[bar] / spread**2))
+        belief = belief * (1.0 - switch) + (1.0 - belief) * switch
+        odds = np.log(belief / (1.0 - belief))
+        wanted = np.where(np.abs(odds) > caution, np.sign(odds), weight)
+        total += float((wanted * returns[bar + 1] - cost * np.abs(wanted - weight)).mean())
+        weight = wanted
+    return total / (len(seen) - 1)
+
+
 def median_table(task: str) -> str:
     """Per kind of training: what the median agent has left, attack by attack, and over the strongest of them."""
     rows = []
@@ -177,6 +230,14 @@ def write() -> None:
             parts += [f"{words}. Mean return of an episode under each attack, median over seeds.", median_table(task)]
     if kept("regime", "nominal"):
         parts += ["What that costs on `regime`, agent by agent, median over seeds.", loss_table("regime")]
+    if (KEPT / "bound.json").exists():
+        found = json.loads((KEPT / "bound.json").read_text())
+        rows = [[name, *(f"{figure:.2f}" for figure in figures.values())] for name, figures in found.items()]
+        words = (
+            "What an attacker who knows the regime takes from everybody, in basis points per bar: from a Bayesian who "
+            "knows the market and not the attack (`unaware`), and from the best reply to this very attack."
+        )
+        parts += [words, markdown_table(["attack", "unaware", "best reply"], rows)]
     if (KEPT / "cost.json").exists():
         found = json.loads((KEPT / "cost.json").read_text())
         rows = [[name, f"{ratio:.2f}"] for name, ratio in found.items()]
@@ -187,15 +248,16 @@ def write() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("pendulum", "regime", "cost"))
+    parser.add_argument("what", nargs="?", choices=("pendulum", "regime", "cost", "bound"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
-    if given.what == "cost":
+    if given.what in ("cost", "bound"):
         KEPT.mkdir(parents=True, exist_ok=True)
-        (KEPT / "cost.json").write_text(json.dumps(cost()))
-        print((KEPT / "cost.json").read_text())
+        file = KEPT / f"{given.what}.json"
+        file.write_text(json.dumps({"cost": cost, "bound": bound}[given.what]()))
+        print(file.read_text())
     elif given.what is not None:
         run = {"pendulum": run_pendulum, "regime": run_regime}[given.what]
         for seed in given.seeds:

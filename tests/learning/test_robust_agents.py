@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from benchmarks.robustness import Result, cost, run_pendulum, run_regime
+from benchmarks.robustness import Result, bound, cost, losses_of, run_pendulum, run_regime
 
 pytestmark = pytest.mark.slow
 
@@ -36,17 +36,22 @@ def test_robust_training_keeps_the_pendulum_up_under_attack() -> None:
     assert median("pendulum", "robust", ("mad 1.1",)) >= 80.0
 
 
-@pytest.mark.xfail(
-    reason="plain agents lose 0.1 % to wrong prices; to mad at 0.1 robust ones lose as much as plain ones"
-)
-def test_on_the_regime_market_robust_training_halves_the_loss_to_price_noise_for_a_twentieth_of_the_reward() -> None:
-    prices = ("price-random 5", "price 5", "mad 0.1")
+def test_prices_wrong_by_5_bps_cost_nobody_anything_on_the_regime_market() -> None:
+    """And robust training costs at most a twentieth. There is no loss to halve, nor could it be (next test)."""
     clean, safe = (median("regime", kind, ("nobody",), 3) for kind in ("nominal", "robust"))
-    lost, kept = (
-        median("regime", kind, ("nobody",), 3) - median("regime", kind, prices, 3) for kind in ("nominal", "robust")
-    )
     assert safe >= 0.95 * clean
-    assert kept <= 0.5 * lost
+    for kind in ("nominal", "robust"):
+        losses = [losses_of(found)["strongest of prices"] for found in agents("regime", kind, 3)]
+        assert np.median(losses) <= 0.01
+
+
+def test_no_policy_can_halve_what_who_knows_the_regime_takes() -> None:
+    found = bound(n_paths=1_000, n_bars=1_000)
+    best = found.pop("nobody")["unaware"]
+    for name, earned in found.items():
+        lost, regained = best - earned["unaware"], earned["best reply"] - earned["unaware"]
+        assert lost > 0.0, name
+        assert regained <= 0.1 * lost, name
 
 
 def test_three_steps_cost_at_most_two_and_a_half_updates_and_nobody_costs_nothing() -> None:
