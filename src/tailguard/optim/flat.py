@@ -27,32 +27,42 @@ class ParameterVector:
             parameter.data = self.flat.data[start : start + size].view_as(parameter)
             self.offsets.append(start + size)
         self.gathered = torch.zeros_like(self.flat.data)
-        self.stretches: list[tuple[int, Tensor]] = []
+        self.stretches: dict[int, int] = {}  # where those begin and end that have a gradient of their own
 
-    def add_gradient(self, start: int, gradient: Tensor) -> None:
-        """Add to the gradient of a stretch of the flat tensor, for whoever does not go through torch's own."""
-        self.stretches.append((start, gradient))
+    def add_gradient(self, start: int, parts: Sequence[Tensor]) -> None:
+        """Add parts to the gradient of a stretch of the flat tensor, for whoever does not go through torch's own."""
+        first, *others = parts
+        stretch = self.gathered[start : start + len(first)]
+        if start in self.stretches:
+            stretch += first
+        elif others:
+            torch.add(first, others.pop(0), out=stretch)
+        else:
+            stretch.copy_(first)
+        for part in others:
+            stretch += part
+        self.stretches[start] = start + len(first)
 
     def gather_gradients(self) -> Tensor:
-        """All that the parameters and the stretches have gathered; a parameter without a gradient counts as zero.
+        """All that the parameters and the stretches have; a parameter without a gradient counts as zero. Once per step.
 
         The tensor is the same every time: whoever wants to keep it makes a copy.
         """
-        gathered = self.gathered.zero_()
         for parameter, start, size in zip(self.parameters, self.offsets, self.sizes, strict=False):
-            if parameter.grad is not None:
-                gathered[start : start + size] = parameter.grad.reshape(-1)
-        for start, gradient in self.stretches:
-            gathered[start : start + len(gradient)] += gradient
-        self.flat.grad = gathered
-        return gathered
+            own, part = self.gathered[start : start + size], parameter.grad
+            if not any(begin <= start < end for begin, end in self.stretches.items()):
+                own.zero_()
+            if part is not None:
+                own += part.reshape(-1)
+        self.flat.grad = self.gathered
+        return self.gathered
 
     def drop_gradients(self) -> None:
         """zero_grad(set_to_none=True) for the module and the flat parameter."""
         for parameter in self.parameters:
             parameter.grad = None
         self.flat.grad = None
-        self.stretches = []
+        self.stretches = {}
 
     def span(self, prefix: str) -> slice:
         """Where the parameters whose names start with `prefix` lie; they are neighbours by construction."""

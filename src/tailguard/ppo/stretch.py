@@ -38,5 +38,4 @@ class Stretch:
     def leave_gradient(self) -> None:
         """Hand over the sum of the lanes' gradients."""
         if self.parameters:
-            first, *others = self.gradients
-            self.vector.add_gradient(self.start, torch.from_numpy(sum(others, start=first)))
+            self.vector.add_gradient(self.start, [torch.from_numpy(gradient) for gradient in self.gradients])
