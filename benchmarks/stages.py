@@ -19,7 +19,7 @@ from benchmarks.peers.learners import LEARNERS, OURS
 from benchmarks.peers.measure import Clock, run_cycles, watch_ours
 from benchmarks.results import markdown_table, parser_of, publish
 from tailguard.loops import compiled
-from tailguard.policy.trunk_kernel import lay_out, trunk_forward
+from tailguard.policy.trunk_kernel import pack, trunk_forward
 from tailguard.ppo.update import Learner
 
 MODULE = "benchmarks.stages"
@@ -31,7 +31,7 @@ REPEATS = 5
 def forward_lane(lane):  # type: ignore[no-untyped-def]
     """What a lane does before its loss."""
     blas, shape, weights, _, room, seen, start, end = lane
-    lay_out(blas, shape, weights, room, True)
+    pack(shape, weights, room)
     for low in range(start, end, room.kept.shape[1]):
         trunk_forward(blas, shape, weights, room, seen, low, end)
 

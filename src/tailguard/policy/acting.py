@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tailguard.loops import compiled
 from tailguard.policy.blas import blas
 from tailguard.policy.recurrent import LSTM, State
-from tailguard.policy.trunk_kernel import Seen, last_out, lay_out, room_for, shape_of, trunk_forward
+from tailguard.policy.trunk_kernel import Seen, last_out, pack, room_for, shape_of, trunk_forward
 
 Step = Callable[[Tensor, State], tuple[Tensor, State]]
 
@@ -29,7 +29,7 @@ class CompiledStep:
         self.flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).numpy()
         self.room, self.blas = room_for(self.shape, 1, n), blas()
         self.starts = np.zeros((1, n), np.bool_)
-        lay_out(self.blas, self.shape, self.flat, self.room, False)
+        pack(self.shape, self.flat, self.room)
 
     def __call__(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         seen = Seen(x.numpy()[None], self.starts, state.hidden.numpy(), state.cell.numpy())

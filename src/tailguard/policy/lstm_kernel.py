@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tailguard.loops import compiled, fused_multiply_add, wide_vectors
-from tailguard.policy.blas import Array, blas, pack_right, packed_product, packed_room
+from tailguard.policy.blas import blas, product
 
 ZERO, ONE, TWO = np.float32(0.0), np.float32(1.0), np.float32(2.0)
 LARGEST = np.float32(87.0)  # exp of more overflows float32, and sigmoid is long since 0 or 1
@@ -85,11 +85,14 @@ def remember(gates, kept, past, cells, squashed, hidden):  # type: ignore[no-unt
 
 
 @compiled
-def forward_kernel(blas, weight, packed, kept, first, joined, gates, cells, squashed, hidden):  # type: ignore[no-untyped-def]
-    """Fill gates, cells, their tanh and the hidden states; `joined` comes with the inputs and the first state."""
+def forward_kernel(blas, weight, kept, first, joined, gates, cells, squashed, hidden):  # type: ignore[no-untyped-def]
+    """Fill gates, cells, their tanh and the hidden states; `joined` comes with the inputs and the first state.
+
+    weight: (K, 4H)
+    """
     n_steps, n_sequences, n_units = hidden.shape
     for t in range(n_steps):
-        packed_product(blas, joined[t], weight, True, packed, gates[t].reshape(n_sequences, 4 * n_units))
+        product(blas, joined[t], False, weight, False, gates[t].reshape(n_sequences, 4 * n_units), False)
         remember(gates[t], kept[t], cells[t - 1] if t > 0 else first, cells[t], squashed[t], hidden[t])
         if t + 1 < n_steps:
             hand_on(hidden[t], kept[t + 1], joined[t + 1])
@@ -107,8 +110,11 @@ def hand_on(hidden, kept, joined):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def backward_kernel(blas, weight, packed, kept, first, gates, cells, squashed, d_hidden, d_past):  # type: ignore[no-untyped-def]
-    """Turn gates into their gradients; `d_hidden` gathers what flows back through time; d_past (2, B, H) is room."""
+def backward_kernel(blas, weight, kept, first, gates, cells, squashed, d_hidden, d_past):  # type: ignore[no-untyped-def]
+    """Turn gates into their gradients; `d_hidden` gathers what flows back through time; d_past (2, B, H) is room.
+
+    weight: (4H, H) of the hidden states
+    """
     wide_vectors()
     n_steps, n_sequences, n_units = d_hidden.shape
     d_cell, back = d_past[0], d_past[1]
@@ -116,7 +122,7 @@ def backward_kernel(blas, weight, packed, kept, first, gates, cells, squashed, d
     for t in range(n_steps - 1, -1, -1):
         forget_step(gates[t], kept[t], cells[t - 1] if t > 0 else first, squashed[t], d_hidden[t], d_cell)
         if t > 0:
-            packed_product(blas, gates[t].reshape(n_sequences, 4 * n_units), weight, False, packed, back)
+            product(blas, gates[t].reshape(n_sequences, 4 * n_units), False, weight, False, back, False)
             for b in range(n_sequences):
                 keep = kept[t, b]
                 for j in range(n_units):
@@ -146,29 +152,6 @@ def forget_step(gates, kept, past, squashed, d_hidden, d_cell):  # type: ignore[
             d_cell[b, j] *= keep * forget
 
 
-# one layer for torch
-
-
-def room_to_pack(n_sequences: int, right: Tensor, turned: bool) -> Array:
-    """For a right factor that multiplies one row per sequence."""
-    n_inner, n_outputs = reversed(right.shape) if turned else right.shape
-    return torch.empty(packed_room(n_outputs, n_sequences, n_inner)).numpy()
-
-
-@compiled
-def run_forward(blas, weight, packed, kept, *arrays):  # type: ignore[no-untyped-def]
-    """`forward_kernel` from weights as they are."""
-    pack_right(blas, weight, True, kept.shape[1], packed)
-    forward_kernel(blas, weight, packed, kept, *arrays)
-
-
-@compiled
-def run_backward(blas, weight, packed, kept, *arrays):  # type: ignore[no-untyped-def]
-    """`backward_kernel` from weights as they are."""
-    pack_right(blas, weight, False, kept.shape[1], packed)
-    backward_kernel(blas, weight, packed, kept, *arrays)
-
-
 class LSTMLayer(torch.autograd.Function):
     """(hidden states (L, B, H), cells (L, B, H)); no gradient flows through the cells or into the first state."""
 
@@ -180,8 +163,8 @@ class LSTMLayer(torch.autograd.Function):
         n_units = w_hidden.shape[1]
         kept = np.where(starts, ZERO, ONE)
         kept[0] = ONE  # the caller has zeroed the first state where an episode starts
-        weight = torch.cat([w_hidden, w_input, bias.unsqueeze(1)], 1)  # (4H, K)
-        joined = torch.empty(n_steps, n_sequences, weight.shape[1])
+        weight = torch.cat([w_hidden.t(), w_input.t(), bias.unsqueeze(0)])  # (K, 4H)
+        joined = torch.empty(n_steps, n_sequences, len(weight))
         joined[0, :, :n_units] = hidden
         joined[:, :, n_units:-1] = x
         joined[:, :, -1] = 1.0
@@ -189,14 +172,7 @@ class LSTMLayer(torch.autograd.Function):
         out, cells, squashed = (torch.empty(n_steps, n_sequences, n_units) for _ in range(3))
         first = cell.contiguous()
         filled = (joined, gates, cells, squashed, out)
-        run_forward(
-            blas(),
-            weight.numpy(),
-            room_to_pack(n_sequences, weight, True),
-            kept,
-            first.numpy(),
-            *(array.numpy() for array in filled),
-        )
+        forward_kernel(blas(), weight.numpy(), kept, first.numpy(), *(array.numpy() for array in filled))
         ctx.save_for_backward(w_input, w_hidden, joined, gates, first, cells, squashed)
         ctx.kept, ctx.walked = kept, False
         ctx.mark_non_differentiable(cells)
@@ -214,17 +190,10 @@ class LSTMLayer(torch.autograd.Function):
         n_units = w_hidden.shape[1]
         d_hidden = upstream[0].clone(memory_format=torch.contiguous_format)
         read = (first, gates, cells, squashed, d_hidden, torch.empty(2, *first.shape))
-        weight = w_hidden.detach()
-        run_backward(
-            blas(),
-            weight.numpy(),
-            room_to_pack(len(first), weight, False),
-            ctx.kept,
-            *(array.detach().numpy() for array in read),
-        )
+        backward_kernel(blas(), w_hidden.detach().numpy(), ctx.kept, *(array.detach().numpy() for array in read))
         d_gates = gates.view(-1, 4 * n_units)
         d_input = (d_gates @ w_input).view(*cells.shape[:2], -1) if ctx.needs_input_grad[0] else None
         if not any(ctx.needs_input_grad[3:6]):  # an attack asks for the gradient of its input alone
             return d_input, None, None, None, None, None, None
-        d_weight = d_gates.t() @ joined.flatten(0, 1)  # (4H, K)
-        return d_input, None, None, d_weight[:, n_units:-1], d_weight[:, :n_units], d_weight[:, -1], None
+        d_weight = joined.flatten(0, 1).t() @ d_gates  # (K, 4H)
+        return d_input, None, None, d_weight[n_units:-1].t(), d_weight[:n_units].t(), d_weight[-1], None

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from tailguard.loops import compiled, wide_vectors
-from tailguard.policy.blas import Array, pack_right, packed_room, product
+from tailguard.policy.blas import Array, product
 from tailguard.policy.lstm_kernel import ONE, ZERO, backward_kernel, forward_kernel, tanh
 from tailguard.policy.recurrent import LSTM
 
 ACTIVATIONS = ("tanh", "relu")
+TILE = 32
 
 
 class Shape(NamedTuple):
@@ -40,9 +41,8 @@ class Room(NamedTuple):
 
     kept: Array  # (L, b) 0 where an episode starts, 1 elsewhere
     first: Array  # (layers, b, H) cells before the first step
-    packed: Array  # weights of the memory, (4H, K) per layer
+    packed: Array  # weights of the memory, (K, 4H) per layer
     d_packed: Array  # their gradients
-    tiles: Array  # (2 layers, ...) the same weights as the matrix products want them, there and back
     joined: Array  # (L, b, K) per layer
     gates: Array  # (layers, L, b, 4, H)
     cells: Array  # (layers, L, b, H)
@@ -104,7 +104,6 @@ def room_for(shape: Shape, n_steps: int, n_sequences: int) -> Room:
         first=aligned_zeros(layers, n_sequences, units),
         packed=aligned_zeros(4 * units * n_columns),
         d_packed=aligned_zeros(4 * units * n_columns),
-        tiles=torch.empty(2 * layers, tile_room(shape, n_sequences)).numpy(),
         joined=aligned_zeros(n_steps * n_sequences * n_columns),
         gates=aligned_zeros(layers, n_steps, n_sequences, 4, units),
         cells=aligned_zeros(layers, n_steps, n_sequences, units),
@@ -115,13 +114,6 @@ def room_for(shape: Shape, n_steps: int, n_sequences: int) -> Room:
         outs=aligned_zeros(n_steps * n_sequences * n_outputs),
         d_outs=aligned_zeros(n_steps * n_sequences * n_outputs),
     )
-
-
-def tile_room(shape: Shape, n_sequences: int) -> int:
-    """Numbers that one layer's weights may take as tiles."""
-    rows, units = 4 * shape.n_units, shape.n_units
-    there = [packed_room(rows, n_sequences, columns(shape, k)) for k in range(shape.n_layers)]
-    return max([*there, packed_room(units, n_sequences, rows)]) if there else 0
 
 
 # where things are
@@ -140,9 +132,9 @@ def columns_before(shape, k):  # type: ignore[no-untyped-def]
 
 @compiled
 def packed_of(shape, packed, k):  # type: ignore[no-untyped-def]
-    """(4H, K)"""
-    rows, width = 4 * shape.n_units, columns(shape, k)
-    first = rows * columns_before(shape, k)
+    """(K, 4H)"""
+    rows, width = columns(shape, k), 4 * shape.n_units
+    first = width * columns_before(shape, k)
     return packed[first : first + rows * width].reshape(rows, width)
 
 
@@ -203,30 +195,37 @@ def recurrent_of(shape, flat, k):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def pack(shape, flat, packed):  # type: ignore[no-untyped-def]
-    """Lay the memory's weights out as [hidden | input | bias]."""
+def pack(shape, flat, room):  # type: ignore[no-untyped-def]
+    """Lay the memory's weights out for the way there: [hidden | input | bias], turned."""
+    n_units = shape.n_units
     for k in range(shape.n_layers):
-        rows, (hidden, entry, bias) = packed_of(shape, packed, k), recurrent_of(shape, flat, k)
-        rows[:, : shape.n_units], rows[:, shape.n_units : -1], rows[:, -1] = hidden, entry, bias
+        rows, (hidden, entry, bias) = packed_of(shape, room.packed, k), recurrent_of(shape, flat, k)
+        turn(hidden, rows[:n_units])
+        turn(entry, rows[n_units:-1])
+        rows[-1] = bias
 
 
 @compiled
-def lay_out(blas, shape, flat, room, also_back):  # type: ignore[no-untyped-def]
-    """All that the loops read of the memory's weights, for the way there or for both ways."""
-    pack(shape, flat, room.packed)
-    for k in range(shape.n_layers):
-        weight, n_rows = packed_of(shape, room.packed, k), room.kept.shape[1]
-        pack_right(blas, weight, True, n_rows, room.tiles[2 * k])
-        if also_back:
-            pack_right(blas, weight[:, : shape.n_units], False, n_rows, room.tiles[2 * k + 1])
+def turn(matrix, result):  # type: ignore[no-untyped-def]
+    """The transpose of a matrix, tile by tile, so that both stay in the cache."""
+    height, width = matrix.shape
+    for low in range(0, height, TILE):
+        high = min(low + TILE, height)
+        for left in range(0, width, TILE):
+            for j in range(left, min(left + TILE, width)):
+                for i in range(low, high):
+                    result[j, i] = matrix[i, j]
 
 
 @compiled
-def unpack(shape, packed, flat):  # type: ignore[no-untyped-def]
-    """The way back."""
+def unpack(shape, room, flat):  # type: ignore[no-untyped-def]
+    """Gradients of the memory's weights to their places."""
+    n_units = shape.n_units
     for k in range(shape.n_layers):
-        rows, (hidden, entry, bias) = packed_of(shape, packed, k), recurrent_of(shape, flat, k)
-        hidden[:], entry[:], bias[:] = rows[:, : shape.n_units], rows[:, shape.n_units : -1], rows[:, -1]
+        rows, (hidden, entry, bias) = packed_of(shape, room.d_packed, k), recurrent_of(shape, flat, k)
+        turn(rows[:n_units], hidden)
+        turn(rows[n_units:-1], entry)
+        bias[:] = rows[-1]
 
 
 # there
@@ -234,7 +233,7 @@ def unpack(shape, packed, flat):  # type: ignore[no-untyped-def]
 
 @compiled
 def trunk_forward(blas, shape, flat, room, seen, low, high):  # type: ignore[no-untyped-def]
-    """Fill the room for sequences low .. high (as many as it holds; the rest sees zeros); the weights are laid out."""
+    """Fill the room for sequences low .. high (as many as it holds; the rest sees zeros); the weights are packed."""
     take_up(shape, room, seen, low, high)
     n_steps, size, n_units = room.d_hidden.shape
     for k in range(shape.n_layers):
@@ -247,7 +246,6 @@ def trunk_forward(blas, shape, flat, room, seen, low, high):  # type: ignore[no-
         forward_kernel(
             blas,
             packed_of(shape, room.packed, k),
-            room.tiles[2 * k],
             room.kept,
             room.first[k],
             joined,
@@ -309,11 +307,10 @@ def trunk_backward(blas, shape, flat, room, gradient):  # type: ignore[no-untype
     d_hidden = room.d_hidden.reshape(rows, n_units)
     dense_backward(blas, shape, flat, room.hidden[top].reshape(rows, n_units), room, d_hidden, gradient)
     for k in range(top, -1, -1):
-        weight, gates, joined = packed_of(shape, room.packed, k), room.gates[k], joined_of(shape, room, k)
+        (hidden, entry, _), gates, joined = recurrent_of(shape, flat, k), room.gates[k], joined_of(shape, room, k)
         backward_kernel(
             blas,
-            weight[:, :n_units],
-            room.tiles[2 * k + 1],
+            hidden,
             room.kept,
             room.first[k],
             gates,
@@ -324,9 +321,9 @@ def trunk_backward(blas, shape, flat, room, gradient):  # type: ignore[no-untype
         )
         d_gates = gates.reshape(rows, 4 * n_units)
         d_weight = packed_of(shape, room.d_packed, k)
-        product(blas, d_gates, True, joined.reshape(rows, joined.shape[2]), False, d_weight, True)
+        product(blas, joined.reshape(rows, joined.shape[2]), True, d_gates, False, d_weight, True)
         if k > 0:
-            product(blas, d_gates, False, weight[:, n_units : 2 * n_units], False, d_hidden, False)
+            product(blas, d_gates, False, entry, False, d_hidden, False)
 
 
 @compiled

@@ -36,7 +36,7 @@ from tailguard.policy.trunk_kernel import (
     Shape,
     features_of,
     last_out,
-    lay_out,
+    pack,
     room_for,
     shape_of,
     trunk_backward,
@@ -214,7 +214,7 @@ def actor_lane(lane, taken):  # type: ignore[no-untyped-def]
     old, advantage, log_prob = flat[0], flat[1], flat[2]
     entropy, d_log_prob, d_entropy = flat[3], flat[4], flat[5]
     sums = np.zeros(5)
-    begin(blas, shape, weights, gradient, room)
+    begin(shape, weights, gradient, room)
     for low in range(start, end, size):
         trunk_forward(blas, shape, weights, room, seen, low, end)
         find_valid(taken.valid, low, end, valid)
@@ -227,14 +227,14 @@ def actor_lane(lane, taken):  # type: ignore[no-untyped-def]
         sums[4] = max(sums[4], some[4])
         law_slopes(actions, parameters, d_log_prob, d_entropy, d_output, d_log_std)
         trunk_backward(blas, shape, weights, room, gradient)
-    unpack(shape, room.d_packed, gradient)
+    unpack(shape, room, gradient)
     return sums
 
 
 @compiled
-def begin(blas, shape, weights, gradient, room):  # type: ignore[no-untyped-def]
+def begin(shape, weights, gradient, room):  # type: ignore[no-untyped-def]
     """Weights laid out for the memory's products, gradients at zero."""
-    lay_out(blas, shape, weights, room, True)
+    pack(shape, weights, room)
     room.d_packed[:] = ZERO
     gradient[:] = ZERO
 
@@ -321,7 +321,7 @@ def critic_lane(lane, lesson, beside):  # type: ignore[no-untyped-def]
     samples, loss = np.zeros((rows, lesson.target.shape[2]), np.float32), np.zeros(rows, np.float32)
     counts = np.zeros(rows, np.bool_)
     total = risk_total = 0.0
-    begin(blas, shape, weights, gradient, room)
+    begin(shape, weights, gradient, room)
     beside.gradient[:] = ZERO
     for low in range(start, end, size):
         trunk_forward(blas, shape, weights, room, seen, low, end)
@@ -337,5 +337,5 @@ def critic_lane(lane, lesson, beside):  # type: ignore[no-untyped-def]
         if beside.weights.size:
             risk_total += learn_beside(blas, beside, features_of(shape, room), low, counts, lesson.factor)
         trunk_backward(blas, shape, weights, room, gradient)
-    unpack(shape, room.d_packed, gradient)
+    unpack(shape, room, gradient)
     return total, risk_total
