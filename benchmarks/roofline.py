@@ -20,6 +20,7 @@ from benchmarks.peers.cases import LAYERS, Case, make_env
 from benchmarks.results import markdown_table, parser_of, publish
 from tailguard import DistributionalPPO
 from tailguard.policy.blas import blas, product
+from tailguard.ppo.lanes import N_LANES
 
 MODULE = "benchmarks.roofline"
 GIGA = 1e9
@@ -137,7 +138,7 @@ def section(hidden: int, args: argparse.Namespace) -> tuple[list[list[str]], lis
     """Rates of the products, and the row of the update, at one width."""
     case = Case("trading", hidden, args.envs, args.n_steps)
     agent = make_agent(case, args.epochs)
-    sizes = products(hidden, agent.policy.obs_features, case.batch // case.sequence, case.batch)
+    sizes = products(hidden, agent.policy.obs_features, case.batch // case.sequence // N_LANES, case.batch // N_LANES)
     found = [(size, *rates(size, args.seconds)) for size in sizes]
     table = [
         [str(hidden), s.what, f"{s.rows} x {s.inner} x {s.columns}", f"{t / GIGA:.1f}", f"{b / GIGA:.1f}"]
