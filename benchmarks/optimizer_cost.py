@@ -108,8 +108,7 @@ def main() -> None:
         text = (
             f"Median of {options.repeats} steps, CPU time of one thread, contenders taking turns every step (cold "
             "caches) or every 20 steps (warm); in brackets the ratio to AdamW. Goals: AdaptiveUPGD at most 1.5, VGS "
-            "on top at most 0.3: its running mean is two more arrays to move, which shows where the others are in "
-            "cache."
+            "on top at most 0.3."
         )
         title, command = "Cost of one optimizer step", "python -m benchmarks.optimizer_cost"
         write_section("optimizer-cost", title, command, f"{text}\n\n{table}")

@@ -104,17 +104,17 @@ def test_tensors_are_combined_by_size():
     assert scaler.get_normalized_variance() == pytest.approx((300 * each[0] + 100 * each[1]) / 400)
 
 
-def test_an_eighth_of_a_large_tensor_says_what_the_whole_says():
+def test_a_part_of_a_large_tensor_says_what_the_whole_says():
     """Rows and columns whose signal and noise differ by a factor of ten, and in opposite directions."""
     torch.manual_seed(0)
-    for shape in [(1024, 256), (768, 192), (140, 1024), (140, 1000), (2100, 64)]:
+    for shape in [(240, 60), (256, 64), (64, 256), (512, 128), (1024, 256), (768, 192), (140, 1024), (2100, 64)]:
         columns, rows = torch.logspace(-0.5, 0.5, shape[1]), torch.logspace(-0.5, 0.5, shape[0])[:, None]
         mean, sd = (columns * rows).reshape(-1), (columns.flip(0) * rows).reshape(-1)
         gradients = mean + sd * torch.randn(40, mean.numel())
         scaler = watch(gradients, beta=0.999)
-        assert scaler.statistics.mean.numel() < 0.14 * mean.numel()
+        assert scaler.statistics.mean.numel() < 0.26 * mean.numel()
         exact = float((sd**2).sum() / (mean**2).sum())
-        assert scaler.get_normalized_variance() == pytest.approx(exact, rel=0.15)
+        assert scaler.get_normalized_variance() == pytest.approx(exact, rel=0.2)
 
 
 def test_large_tensors_are_observed_alike_in_compiled_loops_and_in_torch():

@@ -17,10 +17,10 @@ from tailguard.optim.kernels import Array
 
 Statistic = Literal["elementwise", "mean", "norm"]
 
-SAMPLED_ABOVE = 2**17
-"""Of a tensor with more elements an eighth is observed: a sum over that many says nearly the same."""
-SAMPLED_BLOCK, SAMPLED_SLOTS = 256, 8
-"""One block in eight of such a tensor, its slot moving by the golden section, so that rows and columns mix evenly."""
+SAMPLING = ((2**13, kernels.BLOCK, 1), (2**17, 64, 4), (2**62, 256, 8))
+"""Tensors up to so many elements are observed in blocks of so many, one block in so many: a sum over thousands of
+elements says nearly what the sum over all says. The slot of a block moves by the golden section, so that rows and
+columns mix evenly."""
 GOLDEN_SECTION = 0.6180339887498949
 ROUNDING = 1e-6  # a mean below this share of the gradient's size is what rounding leaves of a sum that cancels
 
@@ -42,7 +42,7 @@ WEIGHT = COUNT
 
 def observed_blocks(size: int) -> Array:
     """(2, B) start and length of the blocks that are observed of a tensor."""
-    length, slots = (SAMPLED_BLOCK, SAMPLED_SLOTS) if size > SAMPLED_ABOVE else (kernels.BLOCK, 1)
+    length, slots = next((length, slots) for most, length, slots in SAMPLING if size <= most)
     cells = np.arange(-(-size // (length * slots)))
     starts = length * (slots * cells + (slots * (cells * GOLDEN_SECTION % 1.0)).astype(np.int64))
     starts = starts[starts < size]
@@ -54,7 +54,7 @@ class GradientStatistics:
 
     x is the gradient itself (`elementwise`), or one number per tensor: its `mean` or its `norm`. The sum of variances
     is the mean power minus the power of the mean, so of all second moments only their sum per tensor is kept. Of a
-    large tensor `elementwise` observes evenly spaced blocks, always the same (see SAMPLED_ABOVE).
+    large tensor `elementwise` observes evenly spaced blocks, always the same (see SAMPLING).
     """
 
     def __init__(
