@@ -57,6 +57,10 @@ class ActionHead(nn.Module):
         """The most likely action (..., A)."""
         raise NotImplementedError
 
+    def favourite(self, output: Tensor) -> Tensor:
+        """`mode` straight from the last layer's output."""
+        return self.mode(self.law(output))
+
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         """Log-density or log-probability (...) of an action, exact."""
         raise NotImplementedError
@@ -115,6 +119,9 @@ class GaussianHead(ActionHead):
 
     def act(self, output: Tensor, chance: Tensor) -> Tensor:
         return output + self.log_std.exp() * chance
+
+    def favourite(self, output: Tensor) -> Tensor:
+        return output
 
     def mode(self, parameters: Tensor) -> Tensor:
         return parameters.chunk(2, -1)[0]

@@ -246,7 +246,7 @@ def validate(agent: DistributionalPPO, plan: Plan, beat: Beat) -> float:
         if starts.any():
             state = state.keep(torch.from_numpy(~starts).float().to(policy.device))
         output, state = step(policy.flat(agent.obs_stats.normalize(np.asarray(observations))), state)
-        observations, rewards, starts, _ = env.step(head.to_env(head.mode(head.law(output))))
+        observations, rewards, starts, _ = env.step(head.to_env(head.favourite(output)))
         total += float(np.sum(rewards, dtype=np.float64))
         if number % 256 == 0:
             beat()
