@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -75,21 +75,28 @@ def feature_rows(features: npt.ArrayLike, bars: Bars, look_back: int) -> Observa
     return np.ascontiguousarray(values.reshape(shape[0], -1))
 
 
+class AccountsNow(NamedTuple):
+    """What is shown of N accounts of A assets at the close of a bar."""
+
+    units: Array  # (N, A)
+    entry: Array  # (N, A) average price of what is held
+    equity: Array  # (N,)
+    steps: npt.NDArray[np.int64]  # (N,) of the episode so far
+    period_return: Array  # (N,)
+
+
 @compiled
 def observe(
     t: npt.NDArray[np.int64],
     rows: Observation,
     mark: Array,
-    units: Array,
-    entry: Array,
-    equity: Array,
-    steps: npt.NDArray[np.int64],
-    length: npt.NDArray[np.int64],
-    period_return: Array,
+    accounts: AccountsNow,
+    length: int,
     columns: npt.NDArray[np.int64],
     out: Observation,
 ) -> None:
     """Fill `out` (N, D): features of bar t, then what the account looks like at its close."""
+    units, entry, equity, steps, period_return = accounts
     n_envs, n_assets = units.shape
     weight, unrealised, time_left, period = columns
     for n in range(n_envs):
@@ -103,6 +110,6 @@ def observe(
             if unrealised >= 0:
                 out[n, unrealised + a] = 100.0 * units[n, a] * (mark[now, a] - entry[n, a]) / worth
         if time_left >= 0:
-            out[n, time_left] = (length[n] - steps[n]) / length[n]
+            out[n, time_left] = (length - steps[n]) / length
         if period >= 0:
             out[n, period] = 100.0 * period_return[n]

@@ -16,7 +16,15 @@ from tailguard.env import kernel
 from tailguard.env.accounting import AccountRules, limits_of
 from tailguard.env.costs import Costs, cost_rates
 from tailguard.env.episodes import uniform_integers
-from tailguard.env.observation import AGENT_STATE, AgentState, Observation, feature_rows, layout_of, observe
+from tailguard.env.observation import (
+    AGENT_STATE,
+    AccountsNow,
+    AgentState,
+    Observation,
+    feature_rows,
+    layout_of,
+    observe,
+)
 from tailguard.env.rewards import log_growth
 from tailguard.env.tape import tape_of
 from tailguard.errors import ConfigError, NonFiniteError, StateError
@@ -102,7 +110,6 @@ class TradingVecEnv(VecEnv):
         self._t = np.zeros(n_envs, dtype=np.int64)
         self._left = self._t.copy()
         self._steps = np.zeros(n_envs, dtype=np.int64)
-        self._lengths = np.full(n_envs, self.length, dtype=np.int64)
         self._money = np.full(n_envs, self._cash)
         self._units = np.zeros((n_envs, n_assets))
         self._entry = np.zeros((n_envs, n_assets))
@@ -169,19 +176,8 @@ class TradingVecEnv(VecEnv):
     def observe(self) -> Observation:
         """(N, D) what the agents see now; `reset` and `step` return the same."""
         out = np.empty((self.num_envs, self.layout.size), dtype=np.float32)
-        observe(
-            self._t,
-            self._rows,
-            self._tape.mark,
-            self._units,
-            self._entry,
-            self._out[0],
-            self._steps,
-            self._lengths,
-            self._period_return,
-            self.layout.columns,
-            out,
-        )
+        accounts = AccountsNow(self._units, self._entry, self._out[0], self._steps, self._period_return)
+        observe(self._t, self._rows, self._tape.mark, accounts, self.length, self.layout.columns, out)
         return out
 
     # stepping

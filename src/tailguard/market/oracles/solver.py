@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -49,6 +50,16 @@ class Solution:
     sizes: Sizes
 
 
+class Moves(NamedTuple):
+    """What one bar may bring from every state, K cases each, in the form that the sweeps take."""
+
+    prob: Array  # (X, K)
+    ret: Array  # (X, K) return of the asset
+    growth: Array  # (X, K) of its price, and so of a weight held
+    cell: Ints  # (X, K) first of the four grid states around the next one
+    mix: Array  # (X, K, 4) their shares
+
+
 def weight_grid(n: int) -> Array:
     """n weights on [-1, 1] and `OUTER` more on each side."""
     step = 2.0 / (n - 1)
@@ -78,10 +89,9 @@ def _lookup(table: Array, i: int, mix: Array, h: float, first: float, step: floa
 
 
 @numba.njit(cache=True, nogil=True)
-def _expect(
-    value: Array, weights: Array, prob: Array, ret: Array, growth: Array, cell: Ints, mix: Array, out: Array
-) -> None:
+def _expect(value: Array, weights: Array, moves: Moves, out: Array) -> None:
     """out[x, b] = E[ln(1 + b R) + value(x', h')]: holding b for one bar and going on well."""
+    prob, ret, growth, cell, mix = moves
     first, step = weights[0], weights[1] - weights[0]
     n_states, n_weights = out.shape
     for x in range(n_states):
@@ -131,20 +141,10 @@ SQUARED_REWARD, TURNOVER = range(2)  # payoffs
 
 @numba.njit(cache=True, nogil=True)
 def _evaluate(
-    value: Array,
-    weights: Array,
-    prob: Array,
-    ret: Array,
-    growth: Array,
-    cell: Ints,
-    mix: Array,
-    cost: float,
-    low: Array,
-    high: Array,
-    payoff: int,
-    out: Array,
+    value: Array, weights: Array, moves: Moves, cost: float, low: Array, high: Array, payoff: int, out: Array
 ) -> None:
     """One sweep of policy evaluation; the payoff is the reward squared or the weight traded."""
+    prob, ret, growth, cell, mix = moves
     first, step = weights[0], weights[1] - weights[0]
     n_states, n_weights = out.shape
     for x in range(n_states):
@@ -162,8 +162,8 @@ def _evaluate(
             out[x, j] = total
 
 
-def _cells(chain: Chain) -> tuple[Ints, Array]:
-    """Where every next state lies: the first of four grid states (X, K), and their cubic weights (X, K, 4).
+def _moves(chain: Chain) -> Moves:
+    """The chain's cases; every next state is a mix of four grid states with cubic weights.
 
     Values are smooth in the information state (noise smooths them), so four points are worth many more of two.
     States beyond the grid count as its edge.
@@ -177,19 +177,19 @@ def _cells(chain: Chain) -> tuple[Ints, Array]:
         for j in range(4):
             if i != j:
                 mix[..., i] *= (after - points[..., j]) / (points[..., i] - points[..., j])
-    return first, mix
+    return Moves(chain.prob, chain.ret, chain.growth, first, mix)
 
 
 def solve(chain: Chain, sizes: Sizes, *, warm: Solution | None = None, max_sweeps: int = 20_000) -> Solution:
     """Value iteration until the bounds on the reward per step are within 2e-4 of it (or within 2e-9)."""
     weights = weight_grid(sizes.weights)
     n_states = len(chain.grid)
-    cell, mix = _cells(chain)
+    moves = _moves(chain)
     value = np.zeros((n_states, len(weights))) if warm is None else _resampled(warm, chain.grid, weights)
     held, new = np.empty_like(value), np.empty_like(value)
     low, high = np.empty(n_states), np.empty(n_states)
     for _ in range(max_sweeps):
-        _expect(value, weights, chain.prob, chain.ret, chain.growth, cell, mix, held)
+        _expect(value, weights, moves, held)
         _improve(held, weights, chain.cost, OUTER, low, high, new)
         change = new - value
         least, most = float(change.min()), float(change.max())
@@ -232,26 +232,13 @@ def refine(
 
 def long_run(chain: Chain, sizes: Sizes, band: Band, payoff: int, *, max_sweeps: int = 20_000) -> float:
     """Long-run mean per step of a payoff under a band, which may come from a finer grid."""
-    cell, mix = _cells(chain)
+    moves = _moves(chain)
     weights = weight_grid(sizes.weights)
     low, high = (np.interp(chain.grid, band.grid, edge) for edge in (band.low, band.high))
     value = np.zeros((len(chain.grid), len(weights)))
     new = np.empty_like(value)
     for _ in range(max_sweeps):
-        _evaluate(
-            value,
-            weights,
-            chain.prob,
-            chain.ret,
-            chain.growth,
-            cell,
-            mix,
-            chain.cost,
-            low,
-            high,
-            payoff,
-            new,
-        )
+        _evaluate(value, weights, moves, chain.cost, low, high, payoff, new)
         change = new - value
         least, most = float(change.min()), float(change.max())
         value = new - new[len(chain.grid) // 2, new.shape[1] // 2]
@@ -263,13 +250,13 @@ def long_run(chain: Chain, sizes: Sizes, band: Band, payoff: int, *, max_sweeps:
 def episode_value(chain: Chain, sizes: Sizes, n_steps: int) -> float:
     """Best expected sum of rewards over n_steps that start flat, by backward induction on the same grids."""
     weights = weight_grid(sizes.weights)
-    cell, mix = _cells(chain)
+    moves = _moves(chain)
     value = np.zeros((len(chain.grid), len(weights)))
     held = np.empty_like(value)
     low, high = np.empty(len(chain.grid)), np.empty(len(chain.grid))
     new = np.empty_like(value)
     for done in range(1, n_steps + 1):
-        _expect(value, weights, chain.prob, chain.ret, chain.growth, cell, mix, held)
+        _expect(value, weights, moves, held)
         _improve(held, weights, chain.cost, OUTER, low, high, new)
         change = new - value
         value, new = new, value
