@@ -31,7 +31,7 @@ REPEATS = 5
 def forward_lane(lane):  # type: ignore[no-untyped-def]
     """What a lane does before its loss."""
     blas, shape, weights, _, room, seen, start, end = lane
-    pack(shape, weights, room)
+    pack(shape, weights, room.packed)
     for low in range(start, end, room.kept.shape[1]):
         trunk_forward(blas, shape, weights, room, seen, low, end)
 

@@ -1,4 +1,4 @@
-"""What compiled loops share: how they are compiled, and two things that Python has no word for.
+"""What compiled loops share: how they are compiled, and a few things that Python has no word for.
 
 No fastmath anywhere: its sums depend on the machine and on where arrays lie, and no run could be repeated.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
 
@@ -33,6 +34,22 @@ def wide_vectors(typing_context: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         set.add(builder.function.attributes, '"prefer-vector-width"="512"')  # llvmlite knows no names with values
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@emitted  # type: ignore[untyped-decorator]
+def arrays_apart(typing_context: Any) -> Any:
+    """Promise that the arrays given to the function that calls this share no memory.
+
+    LLVM would look before every loop, and take the slow one where rows of one array lie between those of another.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        for argument in builder.function.args:
+            if isinstance(argument.type, ir.PointerType):
+                argument.add_attribute("noalias")
         return context.get_dummy_value()
 
     return types.void(), generate

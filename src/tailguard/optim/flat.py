@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import torch
@@ -27,33 +28,31 @@ class ParameterVector:
             parameter.data = self.flat.data[start : start + size].view_as(parameter)
             self.offsets.append(start + size)
         self.gathered = torch.zeros_like(self.flat.data)
-        self.stretches: dict[int, int] = {}  # where those begin and end that have a gradient of their own
+        self.stretches: dict[int, range] = {}  # where those begin that have a gradient, and which parameters they hold
 
-    def add_gradient(self, start: int, parts: Sequence[Tensor]) -> None:
-        """Add parts to the gradient of a stretch of the flat tensor, for whoever does not go through torch's own."""
-        first, *others = parts
-        stretch = self.gathered[start : start + len(first)]
-        if start in self.stretches:
-            stretch += first
-        elif others:
-            torch.add(first, others.pop(0), out=stretch)
-        else:
-            stretch.copy_(first)
-        for part in others:
-            stretch += part
-        self.stretches[start] = start + len(first)
+    def place(self, start: int, stop: int) -> tuple[Tensor, bool]:
+        """Where the gradient of a stretch goes, for whoever does not go through torch's own, and whether there is one.
+
+        From now on there is.
+        """
+        filled = start in self.stretches
+        self.stretches[start] = range(bisect_left(self.offsets, start), bisect_left(self.offsets, stop))
+        return self.gathered[start:stop], filled
 
     def gather_gradients(self) -> Tensor:
         """All that the parameters and the stretches have; a parameter without a gradient counts as zero. Once per step.
 
         The tensor is the same every time: whoever wants to keep it makes a copy.
         """
-        for parameter, start, size in zip(self.parameters, self.offsets, self.sizes, strict=False):
-            own, part = self.gathered[start : start + size], parameter.grad
-            if not any(begin <= start < end for begin, end in self.stretches.items()):
+        filled = {i for stretch in self.stretches.values() for i in stretch}
+        for i, parameter in enumerate(self.parameters):
+            if i in filled and parameter.grad is None:
+                continue
+            own = self.gathered[self.offsets[i] : self.offsets[i + 1]]
+            if i not in filled:
                 own.zero_()
-            if part is not None:
-                own += part.reshape(-1)
+            if parameter.grad is not None:
+                own += parameter.grad.reshape(-1)
         self.flat.grad = self.gathered
         return self.gathered
 

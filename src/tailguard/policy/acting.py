@@ -29,7 +29,7 @@ class CompiledStep:
         self.flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).numpy()
         self.room, self.blas = room_for(self.shape, 1, n), blas()
         self.starts = np.zeros((1, n), np.bool_)
-        pack(self.shape, self.flat, self.room)
+        pack(self.shape, self.flat, self.room.packed)
 
     def __call__(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         seen = Seen(x.numpy()[None], self.starts, state.hidden.numpy(), state.cell.numpy())

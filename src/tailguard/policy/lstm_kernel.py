@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tailguard.loops import compiled, fused_multiply_add, wide_vectors
+from tailguard.loops import arrays_apart, compiled, fused_multiply_add, wide_vectors
 from tailguard.policy.blas import blas, product
 
 ZERO, ONE, TWO = np.float32(0.0), np.float32(1.0), np.float32(2.0)
@@ -111,45 +111,43 @@ def hand_on(hidden, kept, joined):  # type: ignore[no-untyped-def]
 
 @compiled
 def backward_kernel(blas, weight, kept, first, gates, cells, squashed, d_hidden, d_past):  # type: ignore[no-untyped-def]
-    """Turn gates into their gradients; `d_hidden` gathers what flows back through time; d_past (2, B, H) is room.
+    """Turn gates into their gradients, from those of the hidden states; d_past (2, B, H) is room.
 
     weight: (4H, H) of the hidden states
     """
-    wide_vectors()
     n_steps, n_sequences, n_units = d_hidden.shape
     d_cell, back = d_past[0], d_past[1]
-    d_cell[:] = ZERO
+    d_past[:] = ZERO
     for t in range(n_steps - 1, -1, -1):
-        forget_step(gates[t], kept[t], cells[t - 1] if t > 0 else first, squashed[t], d_hidden[t], d_cell)
+        past, later = cells[t - 1] if t > 0 else first, min(t + 1, n_steps - 1)
+        for b in range(n_sequences):
+            rows = (gates[t, b, 0], gates[t, b, 1], gates[t, b, 2], gates[t, b, 3])
+            keeps = (kept[t, b], kept[later, b])
+            forget_row(rows, keeps, past[b], squashed[t, b], d_hidden[t, b], back[b], d_cell[b])
         if t > 0:
             product(blas, gates[t].reshape(n_sequences, 4 * n_units), False, weight, False, back, False)
-            for b in range(n_sequences):
-                keep = kept[t, b]
-                for j in range(n_units):
-                    d_hidden[t - 1, b, j] += keep * back[b, j]  # what came before may be another episode
 
 
 @compiled
-def forget_step(gates, kept, past, squashed, d_hidden, d_cell):  # type: ignore[no-untyped-def]
-    """The way back through one step: gates (B, 4, H) become their inputs' gradients, d_cell goes one step back."""
+def forget_row(gates, keeps, past, squashed, d_hidden, back, d_cell):  # type: ignore[no-untyped-def]
+    """The way back through one step of one sequence: gates (4 of (H,)) become their inputs' gradients.
+
+    keeps: of the state before this step, and of the one after it: what came before may be another episode
+    back, d_cell: (H,) what the next step says of this one's hidden states and cells; d_cell goes one step back
+    """
     wide_vectors()
-    n_sequences, n_units = d_hidden.shape
-    for b in range(n_sequences):
-        keep = kept[b]
-        for j in range(n_units):
-            curve = ONE - squashed[b, j] * squashed[b, j]
-            d_cell[b, j] += d_hidden[b, j] * gates[b, 3, j] * curve
-        for j in range(n_units):
-            output = gates[b, 3, j]
-            gates[b, 3, j] = d_hidden[b, j] * squashed[b, j] * output * (ONE - output)
-        for j in range(n_units):
-            entry, candidate = gates[b, 0, j], gates[b, 2, j]
-            gates[b, 0, j] = d_cell[b, j] * candidate * entry * (ONE - entry)
-            gates[b, 2, j] = d_cell[b, j] * entry * (ONE - candidate * candidate)
-        for j in range(n_units):
-            forget = gates[b, 1, j]
-            gates[b, 1, j] = d_cell[b, j] * (keep * past[b, j]) * forget * (ONE - forget)
-            d_cell[b, j] *= keep * forget
+    arrays_apart()
+    entries, forgets, candidates, outputs = gates
+    keep, kept_later = keeps
+    for j in range(len(d_cell)):
+        entry, forget, candidate, output = entries[j], forgets[j], candidates[j], outputs[j]
+        squash, d_out = squashed[j], d_hidden[j] + kept_later * back[j]
+        d = d_cell[j] + d_out * output * (ONE - squash * squash)
+        entries[j] = d * candidate * entry * (ONE - entry)
+        forgets[j] = d * (keep * past[j]) * forget * (ONE - forget)
+        candidates[j] = d * entry * (ONE - candidate * candidate)
+        outputs[j] = d_out * squash * output * (ONE - output)
+        d_cell[j] = d * (keep * forget)
 
 
 class LSTMLayer(torch.autograd.Function):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tailguard.loops import compiled, wide_vectors
+from tailguard.loops import arrays_apart, compiled, wide_vectors
 from tailguard.policy.blas import Array, product
 from tailguard.policy.lstm_kernel import ONE, ZERO, backward_kernel, forward_kernel, tanh
 from tailguard.policy.recurrent import LSTM
@@ -42,7 +42,6 @@ class Room(NamedTuple):
     kept: Array  # (L, b) 0 where an episode starts, 1 elsewhere
     first: Array  # (layers, b, H) cells before the first step
     packed: Array  # weights of the memory, (K, 4H) per layer
-    d_packed: Array  # their gradients
     joined: Array  # (L, b, K) per layer
     gates: Array  # (layers, L, b, 4, H)
     cells: Array  # (layers, L, b, H)
@@ -96,14 +95,13 @@ def aligned_zeros(*extents: int) -> Array:
 def room_for(shape: Shape, n_steps: int, n_sequences: int) -> Room:
     """Room for that many sequences at a time."""
     layers, units = shape.n_layers, shape.n_units
-    n_columns = sum(columns(shape, k) for k in range(layers))
+    n_columns = columns_before(shape, layers)
     n_outputs = int(shape.dense[:, 2].sum())
 
     return Room(
         kept=aligned_zeros(n_steps, n_sequences),
         first=aligned_zeros(layers, n_sequences, units),
-        packed=aligned_zeros(4 * units * n_columns),
-        d_packed=aligned_zeros(4 * units * n_columns),
+        packed=aligned_zeros(memory_size(shape)),
         joined=aligned_zeros(n_steps * n_sequences * n_columns),
         gates=aligned_zeros(layers, n_steps, n_sequences, 4, units),
         cells=aligned_zeros(layers, n_steps, n_sequences, units),
@@ -128,6 +126,12 @@ def columns(shape, k):  # type: ignore[no-untyped-def]
 @compiled
 def columns_before(shape, k):  # type: ignore[no-untyped-def]
     return 0 if k == 0 else columns(shape, 0) + (k - 1) * columns(shape, 1)
+
+
+@compiled
+def memory_size(shape):  # type: ignore[no-untyped-def]
+    """Number of the memory's weights."""
+    return 4 * shape.n_units * columns_before(shape, shape.n_layers)
 
 
 @compiled
@@ -195,37 +199,68 @@ def recurrent_of(shape, flat, k):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def pack(shape, flat, room):  # type: ignore[no-untyped-def]
+def pack(shape, flat, packed):  # type: ignore[no-untyped-def]
     """Lay the memory's weights out for the way there: [hidden | input | bias], turned."""
     n_units = shape.n_units
     for k in range(shape.n_layers):
-        rows, (hidden, entry, bias) = packed_of(shape, room.packed, k), recurrent_of(shape, flat, k)
-        turn(hidden, rows[:n_units])
-        turn(entry, rows[n_units:-1])
+        rows, (hidden, entry, bias) = packed_of(shape, packed, k), recurrent_of(shape, flat, k)
+        turn(hidden, False, rows[:n_units])
+        turn(entry, False, rows[n_units:-1])
         rows[-1] = bias
 
 
 @compiled
-def turn(matrix, result):  # type: ignore[no-untyped-def]
-    """The transpose of a matrix, tile by tile, so that both stay in the cache."""
-    height, width = matrix.shape
-    for low in range(0, height, TILE):
-        high = min(low + TILE, height)
-        for left in range(0, width, TILE):
-            for j in range(left, min(left + TILE, width)):
-                for i in range(low, high):
-                    result[j, i] = matrix[i, j]
+def add_lanes(shape, first, second, added, result):  # type: ignore[no-untyped-def]
+    """The sum of two lanes' gradients, each in its place; with `added`, beside what is there. `first` is used up.
+
+    first, second: (P,) the memory's as `pack` lays weights out, the others as they are
+    """
+    n_units, after = shape.n_units, memory_size(shape)
+    add_to(first, second)
+    for k in range(shape.n_layers):
+        rows, (hidden, entry, bias) = packed_of(shape, first, k), recurrent_of(shape, result, k)
+        turn(rows[:n_units], added, hidden)
+        turn(rows[n_units:-1], added, entry)
+        hand_over(rows[-1], added, bias)
+    hand_over(first[after:], added, result[after:])
 
 
 @compiled
-def unpack(shape, room, flat):  # type: ignore[no-untyped-def]
-    """Gradients of the memory's weights to their places."""
-    n_units = shape.n_units
-    for k in range(shape.n_layers):
-        rows, (hidden, entry, bias) = packed_of(shape, room.d_packed, k), recurrent_of(shape, flat, k)
-        turn(rows[:n_units], hidden)
-        turn(rows[n_units:-1], entry)
-        bias[:] = rows[-1]
+def add_to(sum_, more):  # type: ignore[no-untyped-def]
+    wide_vectors()
+    arrays_apart()
+    for i in range(len(sum_)):
+        sum_[i] += more[i]
+
+
+@compiled
+def hand_over(row, added, result):  # type: ignore[no-untyped-def]
+    wide_vectors()
+    arrays_apart()
+    for i in range(len(row)):
+        result[i] = result[i] + row[i] if added else row[i]
+
+
+@compiled
+def turn(matrix, added, result):  # type: ignore[no-untyped-def]
+    """The transpose of a matrix, alone or beside what is there, tile by tile, so that both stay in the cache."""
+    wide_vectors()
+    arrays_apart()
+    height, width = matrix.shape
+    tile = np.empty((TILE, TILE), np.float32)
+    for low in range(0, height, TILE):
+        for left in range(0, width, TILE):
+            if low + TILE <= height and left + TILE <= width:
+                for i in range(TILE):
+                    for j in range(TILE):
+                        tile[i, j] = matrix[low + i, left + j]
+                for j in range(TILE):
+                    for i in range(TILE):
+                        result[left + j, low + i] = result[left + j, low + i] + tile[i, j] if added else tile[i, j]
+                continue
+            for j in range(left, min(left + TILE, width)):
+                for i in range(low, min(low + TILE, height)):
+                    result[j, i] = result[j, i] + matrix[i, j] if added else matrix[i, j]
 
 
 # there
@@ -300,8 +335,11 @@ def dense_forward(blas, shape, flat, x, outs):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def trunk_backward(blas, shape, flat, room, gradient):  # type: ignore[no-untyped-def]
-    """Add to `gradient` and `room.d_packed` what the last of `room.d_outs` says."""
+def trunk_backward(blas, shape, flat, room, gradient, added):  # type: ignore[no-untyped-def]
+    """Add to `gradient` what the last of `room.d_outs` says; the memory's part only if `added`, otherwise it is filled.
+
+    gradient: (P,) the memory's part comes first, as `pack` lays weights out
+    """
     n_steps, size, n_units = room.d_hidden.shape
     rows, top = n_steps * size, shape.n_layers - 1
     d_hidden = room.d_hidden.reshape(rows, n_units)
@@ -320,8 +358,8 @@ def trunk_backward(blas, shape, flat, room, gradient):  # type: ignore[no-untype
             room.d_past,
         )
         d_gates = gates.reshape(rows, 4 * n_units)
-        d_weight = packed_of(shape, room.d_packed, k)
-        product(blas, joined.reshape(rows, joined.shape[2]), True, d_gates, False, d_weight, True)
+        d_weight = packed_of(shape, gradient, k)
+        product(blas, joined.reshape(rows, joined.shape[2]), True, d_gates, False, d_weight, added)
         if k > 0:
             product(blas, d_gates, False, entry, False, d_hidden, False)
 

@@ -34,14 +34,16 @@ from tailguard.policy.trunk_kernel import (
     Room,
     Seen,
     Shape,
+    add_lanes,
+    aligned_zeros,
     features_of,
     last_out,
+    memory_size,
     pack,
     room_for,
     shape_of,
     trunk_backward,
     trunk_forward,
-    unpack,
 )
 from tailguard.ppo.objective import ActorLosses, CriticLoss, Knobs
 from tailguard.ppo.risk_lane import CompiledRiskValue, learn_beside
@@ -101,10 +103,9 @@ class Rooms(threading.local):
     def __init__(self) -> None:
         self.made: dict[tuple[int, ...], Room] = {}
 
-    def for_lane(self, shape: Shape, n_steps: int, size: int) -> Room:
-        """Made once; only the latest sizes are kept."""
-        widths = (int(width) for width in shape.dense[:, 2])
-        key = (n_steps, size, shape.n_layers, shape.n_units, shape.n_inputs, *widths)
+    def for_lane(self, shape: Shape, widths: tuple[int, ...], n_steps: int, size: int) -> Room:
+        """Made once; only the latest sizes are kept. `widths` are the shape's."""
+        key = (n_steps, size, *widths)
         if key not in self.made:
             if len(self.made) >= MOST_ROOMS:
                 self.made.clear()
@@ -122,25 +123,31 @@ class CompiledTrunk:
         own = [parameter for parameter in vector.parameters if id(parameter) in inside]
         self.stretch = Stretch(vector, own, N_LANES)
         self.shape = shape_of(memory, trunk.linear(last), trunk.activation, self.stretch.begins)
-        self.rooms = rooms
+        self.widths = (self.shape.n_layers, self.shape.n_units, self.shape.n_inputs, *self.shape.dense[:, 2].tolist())
+        self.rooms, self.packed = rooms, aligned_zeros(memory_size(self.shape))
 
     def lanes(self, batch: SequenceBatch, observations: Tensor, state: State) -> list[Callable[[], Lane]]:
         """Two halves of a batch, each with room of the thread that asks for it."""
         seen = Seen(observations.numpy(), batch.starts, *(part.contiguous().numpy() for part in state))
         n_steps, n_sequences = batch.valid.shape
-        middle, size = -(-n_sequences // N_LANES), self.rows(batch) // n_steps
+        middle, size, weights = -(-n_sequences // N_LANES), lane_size(n_sequences), self.stretch.weights
+        pack(self.shape, weights, self.packed)
 
         def lane(i: int, low: int, high: int) -> Lane:
-            room = self.rooms.for_lane(self.shape, n_steps, size)
-            return Lane(blas(), self.shape, self.stretch.weights, self.stretch.gradients[i], room, seen, low, high)
+            room = self.rooms.for_lane(self.shape, self.widths, n_steps, size)._replace(packed=self.packed)
+            return Lane(blas(), self.shape, weights, self.stretch.gradients[i], room, seen, low, high)
 
         return [partial(lane, 0, 0, middle), partial(lane, 1, middle, n_sequences)]
 
-    @staticmethod
-    def rows(batch: SequenceBatch) -> int:
-        """Of a lane's room."""
-        n_steps, n_sequences = batch.valid.shape
-        return n_steps * min(-(-n_sequences // N_LANES), MOST_SEQUENCES)
+    def leave_gradient(self) -> None:
+        """Hand over the sum of the lanes' gradients."""
+        place, filled = self.stretch.place()
+        add_lanes(self.shape, *self.stretch.gradients, filled, place)
+
+
+def lane_size(n_sequences: int) -> int:
+    """Sequences that a lane works on at a time."""
+    return min(-(-n_sequences // N_LANES), MOST_SEQUENCES)
 
 
 # the actor
@@ -185,19 +192,18 @@ class CompiledActor:
             self.log_std,
         )
 
+        def piece(i: int) -> Array:
+            sums: Array = actor_lane(lanes[i](), taken)
+            return sums
+
         def finish(sums: list[Array]) -> ActorLosses:
-            self.trunk.stretch.leave_gradient()
+            self.trunk.leave_gradient()
             surrogate, entropy, kl, clipped = (sums[0][:4] + sums[1][:4]) / n_valid
             total = surrogate - now.ent_coef * entropy + now.kl_beta * kl
             policy, bonus, divergence = (torch.tensor(mean) for mean in (surrogate, entropy, kl))
             return ActorLosses(torch.tensor(total), policy, bonus, divergence, clipped, max(sums[0][4], sums[1][4]))
 
-        return Job([partial(self.piece, lane, taken) for lane in lanes], finish)
-
-    @staticmethod
-    def piece(lane: Callable[[], Lane], taken: Taken) -> Array:
-        sums: Array = actor_lane(lane(), taken)
-        return sums
+        return Job([partial(piece, i) for i in range(N_LANES)], finish)
 
 
 @compiled
@@ -214,7 +220,7 @@ def actor_lane(lane, taken):  # type: ignore[no-untyped-def]
     old, advantage, log_prob = flat[0], flat[1], flat[2]
     entropy, d_log_prob, d_entropy = flat[3], flat[4], flat[5]
     sums = np.zeros(5)
-    begin(shape, weights, gradient, room)
+    clear(shape, gradient, start == end)
     for low in range(start, end, size):
         trunk_forward(blas, shape, weights, room, seen, low, end)
         find_valid(taken.valid, low, end, valid)
@@ -226,17 +232,14 @@ def actor_lane(lane, taken):  # type: ignore[no-untyped-def]
         sums[:4] += some[:4]
         sums[4] = max(sums[4], some[4])
         law_slopes(actions, parameters, d_log_prob, d_entropy, d_output, d_log_std)
-        trunk_backward(blas, shape, weights, room, gradient)
-    unpack(shape, room, gradient)
+        trunk_backward(blas, shape, weights, room, gradient, low > start)
     return sums
 
 
 @compiled
-def begin(shape, weights, gradient, room):  # type: ignore[no-untyped-def]
-    """Weights laid out for the memory's products, gradients at zero."""
-    pack(shape, weights, room)
-    room.d_packed[:] = ZERO
-    gradient[:] = ZERO
+def clear(shape, gradient, empty):  # type: ignore[no-untyped-def]
+    """Zero what the loops add to; the memory's part is filled by the first of them, unless the lane is empty."""
+    gradient[0 if empty else memory_size(shape) :] = ZERO
 
 
 @compiled
@@ -296,7 +299,8 @@ class CompiledCritic:
         n_valid = max(int(batch.valid.sum()), 1)
         factor = np.float32(now.vf_coef * share / n_valid)
         lesson = Lesson(batch.target.numpy(), batch.valid.numpy(), self.levels, self.kappa, factor)
-        rows = self.trunk.rows(batch)
+        n_steps, n_sequences = batch.valid.shape
+        rows = n_steps * lane_size(n_sequences)
         besides = [self.risk_value.beside(observations, batch.risk, rows, i) for i in range(N_LANES)]
 
         def piece(i: int) -> tuple[float, float]:
@@ -304,8 +308,8 @@ class CompiledCritic:
             return sums
 
         def finish(sums: list[tuple[float, float]]) -> CriticLoss:
-            self.trunk.stretch.leave_gradient()
-            self.risk_value.stretch.leave_gradient()
+            self.trunk.leave_gradient()
+            self.risk_value.leave_gradient()
             value, risk_value = (torch.tensor(sum(part) / n_valid) for part in zip(*sums, strict=True))
             return CriticLoss(value, risk_value)
 
@@ -321,7 +325,7 @@ def critic_lane(lane, lesson, beside):  # type: ignore[no-untyped-def]
     samples, loss = np.zeros((rows, lesson.target.shape[2]), np.float32), np.zeros(rows, np.float32)
     counts = np.zeros(rows, np.bool_)
     total = risk_total = 0.0
-    begin(shape, weights, gradient, room)
+    clear(shape, gradient, start == end)
     beside.gradient[:] = ZERO
     for low in range(start, end, size):
         trunk_forward(blas, shape, weights, room, seen, low, end)
@@ -336,6 +340,5 @@ def critic_lane(lane, lesson, beside):  # type: ignore[no-untyped-def]
                 d_output[m, q] = lesson.factor * d_output[m, q] if counts[m] else ZERO
         if beside.weights.size:
             risk_total += learn_beside(blas, beside, features_of(shape, room), low, counts, lesson.factor)
-        trunk_backward(blas, shape, weights, room, gradient)
-    unpack(shape, room, gradient)
+        trunk_backward(blas, shape, weights, room, gradient, low > start)
     return total, risk_total

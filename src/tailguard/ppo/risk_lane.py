@@ -12,7 +12,15 @@ from tailguard.optim.flat import ParameterVector
 from tailguard.policy.blas import Array
 from tailguard.policy.lstm_kernel import ZERO
 from tailguard.policy.risk_value import PERIOD_FEATURES, RiskValue
-from tailguard.policy.trunk_kernel import Shape, aligned_zeros, dense_backward, dense_forward, layers_of, out_of
+from tailguard.policy.trunk_kernel import (
+    Shape,
+    add_lanes,
+    aligned_zeros,
+    dense_backward,
+    dense_forward,
+    layers_of,
+    out_of,
+)
 from tailguard.ppo.stretch import Stretch
 
 NOTHING = np.zeros((0, 0), np.float32)
@@ -46,6 +54,11 @@ class CompiledRiskValue:
         x, outs, d_outs = self.room(n_rows, lane)
         own = self.stretch.weights, self.stretch.gradients[lane]
         return Beside(self.shape, *own, x, NOTHING, outs, d_outs, observations.numpy(), lesson.numpy())
+
+    def leave_gradient(self) -> None:
+        """Hand over the sum of the lanes' gradients."""
+        if self.stretch.parameters:
+            add_lanes(self.shape, *self.stretch.gradients, *self.stretch.place()[::-1])
 
     def room(self, n_rows: int, lane: int) -> tuple[Array, Array, Array]:
         """Made once per number of rows; only the latest are kept."""

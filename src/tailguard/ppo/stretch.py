@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from tailguard.optim.flat import ParameterVector
@@ -35,7 +34,7 @@ class Stretch:
         """No parameter has a hook: hooks are torch's, and only torch would call them."""
         return not any(parameter._backward_hooks for parameter in self.parameters)
 
-    def leave_gradient(self) -> None:
-        """Hand over the sum of the lanes' gradients."""
-        if self.parameters:
-            self.vector.add_gradient(self.start, [torch.from_numpy(gradient) for gradient in self.gradients])
+    def place(self) -> tuple[Array, bool]:
+        """Where the gradient goes, and whether one is there already."""
+        gathered, filled = self.vector.place(self.start, self.stop)
+        return gathered.numpy(), filled
