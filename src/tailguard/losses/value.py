@@ -72,13 +72,13 @@ def quantile_huber_kernel(quantiles, target, tau, kappa, loss, gradient):  # typ
     wide_vectors()
     n_rows, n_quantiles = quantiles.shape
     n_samples = target.shape[1]
+    fours = n_samples - n_samples % 4
     share = ONE / np.float32(n_samples)
     width = max(kappa, TINY)
     per_level = np.empty(n_quantiles, np.float32)
     for m in range(n_rows):
         for i in range(n_quantiles):
             per_level[i] = gradient[m, i] = ZERO
-        fours = n_samples - n_samples % 4
         for k in range(0, fours, 4):
             a, b, c, d = target[m, k], target[m, k + 1], target[m, k + 2], target[m, k + 3]
             for i in range(n_quantiles):

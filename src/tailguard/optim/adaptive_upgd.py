@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tailguard.optim import kernels
-from tailguard.optim.gating import Batch, Gate, GatedOptimizer, Protect, StepNoise, track_utility
+from tailguard.optim.gating import Batch, Gate, GatedOptimizer, Protect, StepNoise, extremes_of, track_utility
 
 
 class AdaptiveUPGD(GatedOptimizer):
@@ -75,8 +76,8 @@ class AdaptiveUPGD(GatedOptimizer):
     def _track_fused(self, batch: Batch) -> tuple[float, float]:
         keeps = [1.0 - beta for beta in (batch.group["beta_utility"], *batch.group["betas"])]
         numbers = np.array([*keeps, self._l2(batch.group)], np.float32)
-        extremes = [kernels.track_utility_and_moments(*arrays, numbers) for arrays in batch.arrays]
-        return min(low for low, _ in extremes), max(high for _, high in extremes)
+        calls = [partial(kernels.track_utility_and_moments, *part.arrays, numbers) for part in batch.parts]
+        return extremes_of(self.run(calls))
 
     def _track_torch(self, batch: Batch) -> tuple[float, float]:
         extremes = track_utility(batch, self.gate)
@@ -107,8 +108,6 @@ class AdaptiveUPGD(GatedOptimizer):
     def _move_fused(self, batch: Batch, centre: float, width: float, noise: StepNoise | None) -> float:
         numbers = [*self._fused_numbers(batch, centre, width, noise), *self._corrections(batch)]
         told = self.protect == "weights", np.array(numbers, np.float32)
-        total: float = sum(
-            kernels.move_along_adam(w, u, m, v, kick, *told)
-            for (w, _, u, m, v), kick in zip(batch.arrays, self._fused_noise(batch, noise), strict=True)
-        )
-        return total
+        kicks = zip(batch.parts, self._fused_noise(batch, noise), strict=True)
+        calls = [partial(kernels.move_along_adam, w, u, m, v, kick, *told) for (_, (w, _, u, m, v)), kick in kicks]
+        return sum(self.run(calls))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from tailguard.errors import ConfigError, StateError, did_you_mean
-from tailguard.optim.kernels import Array
+from tailguard.loops import Run, one_by_one
+from tailguard.optim.kernels import BLOCK, Array
 from tailguard.optim.noise import NoisePool
 
 Gate = Literal["max", "minmax"]
@@ -20,7 +21,15 @@ Protect = Literal["weights", "noise"]
 Group = dict[str, Any]
 
 STATE_VERSION = 1
+LARGE = 1 << 15  # from here on a second core is worth its call
 MODES: dict[str, tuple[str, ...]] = {"gate": ("max", "minmax"), "protect": ("weights", "noise")}
+
+
+class Part(NamedTuple):
+    """What one call of a fused kernel works on: a parameter, or a share of a large one."""
+
+    place: int  # in the concatenation of all parameters: where its noise is read
+    arrays: list[Array]  # parameter, gradient and buffers
 
 
 @dataclass
@@ -33,8 +42,8 @@ class Batch:
     params: list[Tensor]
     grads: list[Tensor]
     states: list[dict[str, Any]]
-    positions: list[int]  # of each parameter in the concatenation of all: where its noise is read
-    arrays: list[list[Array]]  # of a fused batch: parameter, gradient and buffers as the kernels take them
+    positions: list[int]  # of each parameter in the concatenation of all
+    parts: list[Part]  # of a fused batch
 
     def column(self, name: str) -> list[Tensor]:
         return [state[name] for state in self.states]
@@ -72,6 +81,8 @@ class GatedOptimizer(Optimizer):
     """Whether a factor on the gradient cancels: then whoever damps the gradient must damp the step instead."""
     buffers: ClassVar[tuple[str, ...]]
     """Names of the state tensors, each shaped like its parameter."""
+    run: Run = staticmethod(one_by_one)
+    """How the fused kernels' calls are made; whoever owns threads may put another one here."""
 
     def __init__(
         self,
@@ -224,9 +235,9 @@ class GatedOptimizer(Optimizer):
     def _fused_noise(self, batch: Batch, noise: StepNoise | None) -> list[Array]:
         """Noise per parameter; without noise any finite array serves, because the kernel multiplies it with zero."""
         if noise is None:
-            return [arrays[2] for arrays in batch.arrays]
+            return [part.arrays[2] for part in batch.parts]
         pool = self.noise.read(batch.params[0].device, batch.params[0].dtype).numpy()[noise.offset :]
-        return [pool[at : at + arrays[0].size] for at, arrays in zip(batch.positions, batch.arrays, strict=True)]
+        return [pool[part.place : part.place + part.arrays[0].size] for part in batch.parts]
 
     # Collecting what steps
 
@@ -251,7 +262,8 @@ class GatedOptimizer(Optimizer):
                 batch.states.append(state)
                 batch.positions.append(positions[param])
                 if fused:
-                    batch.arrays.append([flat(param), flat(param.grad), *(flat(state[name]) for name in self.buffers)])
+                    arrays = [flat(param), flat(param.grad), *(flat(state[name]) for name in self.buffers)]
+                    batch.parts += parts_of(arrays, positions[param])
         return list(batches.values())
 
     def _state_of(self, param: Tensor) -> dict[str, Any]:
@@ -345,6 +357,19 @@ class GatedOptimizer(Optimizer):
 def flat(tensor: Tensor) -> Array:
     """A CPU tensor as a one-dimensional array: on the same memory when it is contiguous, as a copy otherwise."""
     return tensor.detach().numpy().reshape(-1)
+
+
+def extremes_of(found: list[tuple[float, float]]) -> tuple[float, float]:
+    """(min, max) over all parts."""
+    return min(low for low, _ in found), max(high for _, high in found)
+
+
+def parts_of(arrays: list[Array], place: int) -> list[Part]:
+    """Large arrays in two shares, always the same ones, so that results do not depend on who works on them."""
+    size = arrays[0].size
+    middle = size // 2 // BLOCK * BLOCK if size >= LARGE else 0
+    cuts = [slice(0, middle), slice(middle, size)] if middle else [slice(0, size)]
+    return [Part(place + cut.start, [array[cut] for array in arrays]) for cut in cuts]
 
 
 def is_fusable(param: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -105,6 +106,7 @@ class GradientStatistics:
         self.on_host = (self.mean.numpy(), self.spare.numpy()) if self.mean.is_cpu else None  # the same memory
         self.kept, self.new = np.zeros((3, k)), np.zeros((3, k))
         self.pending = False
+        vars(self).pop("_observed_places", None)  # made anew when asked for
         self.places = 4 * (np.cumsum(self.sizes) - self.sizes)  # of a flat gradient's segments, in bytes
         self.addresses = np.zeros(k, np.int64)  # of the tensors' gradients, 0 for none
         self._ratio: float | None = 0.0  # of the committed statistics, once somebody asked
@@ -174,20 +176,20 @@ class GradientStatistics:
     @torch.no_grad()
     def _merge_torch(self) -> None:
         """Any device and type, and one transfer of 2 K numbers to the host."""
-        gradient = self._flat_gradient()[torch.from_numpy(self._observed_places()).to(self.mean.device)]
+        gradient = self._flat_gradient()[self._observed_places]
         lengths = torch.from_numpy(self.observed).to(gradient.device)
         weights = torch.from_numpy(self.new[WEIGHT]).to(self.mean.device, self.mean.dtype)
         torch.lerp(self.mean, gradient.to(self.mean.dtype), weights.repeat_interleave(lengths), out=self.spare)
         squares = torch.stack([gradient.double().square(), self.spare.double().square()], dim=1)
         self.new[POWER], self.new[SIGNAL] = torch.segment_reduce(squares, "sum", lengths=lengths).cpu().numpy().T
 
-    def _observed_places(self) -> Array:
-        """Where the observed elements lie among all elements, tensor after tensor."""
+    @cached_property
+    def _observed_places(self) -> Tensor:
+        """Where the observed elements lie among all elements, tensor after tensor; sizes never change."""
         tensor_starts = np.repeat(np.cumsum(self.sizes) - self.sizes, np.diff(self.firsts))
         starts, lengths = self.blocks
         within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        places: Array = np.repeat(tensor_starts + starts, lengths) + within
-        return places
+        return torch.from_numpy(np.repeat(tensor_starts + starts, lengths) + within).to(self.mean.device)
 
     def _flat_gradient(self) -> Tensor:
         """All gradients one after another, zeros where there is none (their weight is zero too)."""

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 from numba import carray, types  # type: ignore[attr-defined]
-from numba.extending import intrinsic
 
-from tailguard.loops import compiled, wide_vectors
+from tailguard.loops import compiled, emitted, wide_vectors
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -43,7 +42,6 @@ def _gate(x):  # type: ignore[no-untyped-def]
 
 @compiled
 def _track_utility(w, g, u, keep, low, high):  # type: ignore[no-untyped-def]
-    wide_vectors()
     for j in range(w.size):
         u[j] = u[j] - keep * (g[j] * w[j] + u[j])
     for j in range(w.size):
@@ -54,7 +52,6 @@ def _track_utility(w, g, u, keep, low, high):  # type: ignore[no-untyped-def]
 
 @compiled
 def _track_moments(w, g, m, v, keep1, keep2, l2):  # type: ignore[no-untyped-def]
-    wide_vectors()
     for j in range(w.size):
         m[j] = m[j] + keep1 * (g[j] + l2 * w[j] - m[j])
     for j in range(w.size):
@@ -64,7 +61,6 @@ def _track_moments(w, g, m, v, keep1, keep2, l2):  # type: ignore[no-untyped-def
 
 @compiled
 def _find_gate(u, centre, width, gate, total):  # type: ignore[no-untyped-def]
-    wide_vectors()
     for j in range(u.size):
         gate[j] = _gate((u[j] - centre) / width)
     for j in range(u.size):
@@ -73,7 +69,6 @@ def _find_gate(u, centre, width, gate, total):  # type: ignore[no-untyped-def]
 
 @compiled
 def _move(w, d, gate, noise, rate, decay, sigma, protect_weights):  # type: ignore[no-untyped-def]
-    wide_vectors()
     if protect_weights:
         for j in range(w.size):
             w[j] = decay * w[j] - rate * (gate[j] * (d[j] + sigma * noise[j]))
@@ -183,17 +178,14 @@ def move_along_adam(w, u, m, v, noise, protect_weights, numbers):  # type: ignor
     return _sum(total)
 
 
-@intrinsic
-def _pointer(typing_context: Any, address: Any) -> Any:
+@emitted  # type: ignore[untyped-decorator]
+def float32_at(typing_context: Any, address: Any) -> Any:
     """An address as a pointer to float32."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
 
     return types.CPointer(types.float32)(types.intp), generate  # type: ignore[no-untyped-call]
-
-
-float32_at: Any = _pointer
 
 
 @compiled
@@ -209,25 +201,26 @@ def observe_gradients(addresses, blocks, firsts, mean, new_mean, kept, new, beta
     lanes = np.empty((2, BLOCK), np.float32)
     place = 0
     for k in range(addresses.size):
+        first, last = firsts[k], firsts[k + 1]
+        if addresses[k] == 0:
+            after = place + lengths[first:last].sum()
+            new_mean[place:after] = mean[place:after]
+            new[0, k], new[1, k], new[2, k] = 0.0, kept[1, k], 0.0
+            place = after
+            continue
         lanes[:] = ZERO
-        weight = _newest_weight(kept[2, k], beta) if addresses[k] != 0 else 0.0
-        for b in range(firsts[k], firsts[k + 1]):
+        weight = _newest_weight(kept[2, k], beta)
+        for b in range(first, last):
             here, n = slice(place, place + lengths[b]), lengths[b]
-            place += n
-            if addresses[k] == 0:
-                new_mean[here] = mean[here]
-                continue
             g = carray(float32_at(addresses[k] + 4 * starts[b]), n)
             _average(g, mean[here], new_mean[here], np.float32(weight), lanes[0], lanes[1])
-        n_lanes = lengths[firsts[k]]
+            place += n
+        n_lanes = lengths[first]
         new[0, k], new[1, k], new[2, k] = _sum(lanes[0, :n_lanes]), _sum(lanes[1, :n_lanes]), weight
-        if addresses[k] == 0:
-            new[1, k] = kept[1, k]
 
 
 @compiled
 def _average(g, mean, new_mean, weight, powers, signals):  # type: ignore[no-untyped-def]
-    wide_vectors()
     for j in range(g.size):
         new_mean[j] = mean[j] + weight * (g[j] - mean[j])
     for j in range(g.size):

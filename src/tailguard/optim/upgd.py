@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tailguard.optim import kernels
-from tailguard.optim.gating import Batch, Gate, GatedOptimizer, Protect, StepNoise, track_utility
+from tailguard.optim.gating import Batch, Gate, GatedOptimizer, Protect, StepNoise, extremes_of, track_utility
 
 
 class UPGD(GatedOptimizer):
@@ -54,16 +55,12 @@ class UPGD(GatedOptimizer):
         if not batch.fused:
             return track_utility(batch, self.gate)
         keep = np.float32(1.0 - batch.group["beta_utility"])
-        extremes = [kernels.track_utility(*arrays, keep) for arrays in batch.arrays]
-        return min(low for low, _ in extremes), max(high for _, high in extremes)
+        return extremes_of(self.run([partial(kernels.track_utility, *part.arrays, keep) for part in batch.parts]))
 
     def _direction(self, batch: Batch) -> list[Tensor]:
         return batch.grads
 
     def _move_fused(self, batch: Batch, centre: float, width: float, noise: StepNoise | None) -> float:
         told = self.protect == "weights", np.array(self._fused_numbers(batch, centre, width, noise), np.float32)
-        total: float = sum(
-            kernels.move_along_gradient(*arrays, kick, *told)
-            for arrays, kick in zip(batch.arrays, self._fused_noise(batch, noise), strict=True)
-        )
-        return total
+        kicks = zip(batch.parts, self._fused_noise(batch, noise), strict=True)
+        return sum(self.run([partial(kernels.move_along_gradient, *part.arrays, kick, *told) for part, kick in kicks]))

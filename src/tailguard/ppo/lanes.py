@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -145,6 +146,11 @@ class CompiledTrunk:
         add_lanes(self.shape, *self.stretch.gradients, filled, place)
 
 
+def is_last(arrived: count[int]) -> bool:
+    """Whether all other lanes have arrived; asking a count for the next number is one step of the interpreter."""
+    return next(arrived) == N_LANES
+
+
 def lane_size(n_sequences: int) -> int:
     """Sequences that a lane works on at a time."""
     return min(-(-n_sequences // N_LANES), MOST_SEQUENCES)
@@ -192,12 +198,15 @@ class CompiledActor:
             self.log_std,
         )
 
+        arrived = count(1)
+
         def piece(i: int) -> Array:
             sums: Array = actor_lane(lanes[i](), taken)
+            if is_last(arrived):
+                self.trunk.leave_gradient()
             return sums
 
         def finish(sums: list[Array]) -> ActorLosses:
-            self.trunk.leave_gradient()
             surrogate, entropy, kl, clipped = (sums[0][:4] + sums[1][:4]) / n_valid
             total = surrogate - now.ent_coef * entropy + now.kl_beta * kl
             policy, bonus, divergence = (torch.tensor(mean) for mean in (surrogate, entropy, kl))
@@ -303,13 +312,16 @@ class CompiledCritic:
         rows = n_steps * lane_size(n_sequences)
         besides = [self.risk_value.beside(observations, batch.risk, rows, i) for i in range(N_LANES)]
 
+        arrived = count(1)
+
         def piece(i: int) -> tuple[float, float]:
             sums: tuple[float, float] = critic_lane(lanes[i](), lesson, besides[i])
+            if is_last(arrived):
+                self.trunk.leave_gradient()
+                self.risk_value.leave_gradient()
             return sums
 
         def finish(sums: list[tuple[float, float]]) -> CriticLoss:
-            self.trunk.leave_gradient()
-            self.risk_value.leave_gradient()
             value, risk_value = (torch.tensor(sum(part) / n_valid) for part in zip(*sums, strict=True))
             return CriticLoss(value, risk_value)
 

@@ -91,6 +91,8 @@ class Learner:
         self.compiled_actor = CompiledActor.of(policy, self.vector, rooms) if adversary.idle else None
         self.compiled_critics = [CompiledCritic.of(policy, self.vector, rooms, c) for c in critics]
         self.threads = Threads(config.update_threads, N_LANES * (1 + len(policy.critics)), config.torch_threads)
+        if isinstance(self.optimizer, GatedOptimizer):
+            self.optimizer.run = self.threads.run
         self.critic_spans = [self.vector.span(f"critics.{c}.") for c in range(len(policy.critics))]
 
     def step(self, batch: SequenceBatch, now: Knobs, micro_sequences: int | None) -> Mapping[Metric, float] | None:

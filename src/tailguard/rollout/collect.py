@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from tailguard.errors import EnvContractError
+from tailguard.loops import Run, one_by_one
 from tailguard.normalization import Affine, ObservationStatistics
 from tailguard.policy import Critic, Judged, Layout, RecurrentPolicy, State
 from tailguard.rollout.advantages import advantages, successor_values
@@ -146,16 +147,12 @@ class Opinion(NamedTuple):
     follows: Judged  # (N, *) of the observations after the last step
 
 
-def one_by_one(pieces: Sequence[Callable[[], Any]]) -> list[Any]:
-    return [piece() for piece in pieces]
-
-
 def judge(
     policy: RecurrentPolicy,
     buffer: RolloutBuffer,
     live: Live,
     scale: Affine,
-    run: Callable[[Sequence[Callable[[], Any]]], list[Any]] = one_by_one,
+    run: Run = one_by_one,
 ) -> None:
     """Let the critics speak over the finished rollout: quantiles of every step, of truncated ends, and of what follows.
 
