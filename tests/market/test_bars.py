@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import copy
-import pickle
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import numpy as np
 import polars as pl
@@ -28,12 +29,20 @@ def test_bars_cannot_change():
         bars.close[0, 0] = 1.0
 
 
+def traveller() -> Bars:
+    return load_bars(frame(30).with_columns(venue=pl.lit("X"), funding=pl.lit(0.5)))
+
+
+def what_arrived(bars: Bars) -> tuple[object, ...]:
+    return bars.digest(), bars.step, bars.notes, bars.frame.equals(traveller().frame), bars.close.flags.writeable
+
+
 def test_bars_travel_to_worker_processes_unchanged():
-    bars = load_bars(frame(30).with_columns(venue=pl.lit("X"), funding=pl.lit(0.5)))
-    for twin in (pickle.loads(pickle.dumps(bars)), copy.deepcopy(bars)):  # noqa: S301  our own object
-        assert (twin.digest(), twin.step, twin.notes) == (bars.digest(), bars.step, bars.notes)
-        assert twin.frame.equals(bars.frame)
-        assert not twin.close.flags.writeable
+    bars = traveller()
+    with ProcessPoolExecutor(1, get_context("spawn")) as worker:
+        arrived = worker.submit(what_arrived, bars).result()
+    for found in (arrived, what_arrived(copy.deepcopy(bars))):
+        assert found == (bars.digest(), bars.step, bars.notes, True, False)
 
 
 def test_changing_the_frame_taken_does_not_change_the_bars():
