@@ -14,7 +14,7 @@ from tailguard.adversary import Adversary
 from tailguard.errors import ConfigError, TrainingDivergedError
 from tailguard.health import metrics
 from tailguard.health.metrics import Metric
-from tailguard.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler, VGSConfig, scaled_step
+from tailguard.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler, VGSConfig, is_scale_free, scaled_step
 from tailguard.optim.flat import ParameterVector, rescale_moments
 from tailguard.optim.gating import GatedOptimizer
 from tailguard.policy import RecurrentPolicy
@@ -153,7 +153,9 @@ class Learner:
             return {metrics.SKIPPED_STEPS: 1.0}
         stats = {metrics.GRAD_NORM: norm, metrics.SKIPPED_STEPS: 0.0, **self.critic_norms(gradient)}
         factor = self.gradient_scaler.scale_gradients(self.optimizer)  # reads the raw gradient, damps a noisy one,
-        clip_to_norm(gradient, now.max_grad_norm)  # then the whole step is bounded,
+        left = norm if is_scale_free(self.optimizer) else norm * factor
+        if left > now.max_grad_norm:
+            gradient.mul_(now.max_grad_norm / left)  # then the whole step is bounded,
         for group in self.optimizer.param_groups:
             group["lr"] = now.learning_rate
         scaled_step(self.optimizer, factor)  # then it is taken,
@@ -185,13 +187,6 @@ class Learner:
         for layer, weight_factor, gradient_factor in rescaled:
             spans = [self.vector.where(parameter) for parameter in (layer.weight, layer.bias)]
             rescale_moments(state, spans, gradient_factor, weight_factor)
-
-
-def clip_to_norm(gradient: Tensor, largest: float) -> None:
-    """Shorten a gradient that is longer than `largest`."""
-    norm = float(gradient.norm())
-    if norm > largest:
-        gradient.mul_(largest / norm)
 
 
 def accumulate(
