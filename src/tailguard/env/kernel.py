@@ -6,7 +6,7 @@ No fastmath, so every operation rounds as it does in numpy and the two agree bit
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numba
 import numpy as np
@@ -18,6 +18,14 @@ from tailguard.env.tape import Tape
 
 Array = npt.NDArray[np.float64]
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Clocks(NamedTuple):
+    """Where N environments stand."""
+
+    t: npt.NDArray[np.int64]  # (N,) bar
+    left: npt.NDArray[np.int64]  # (N,) the bar that the last step left
+    steps: npt.NDArray[np.int64]  # (N,) of the episode so far
 
 
 def compiled(function: Function) -> Function:
@@ -147,6 +155,43 @@ def end_bar(
         ended[1, n] = ended[0, n] or steps[n] >= length
         n_ended += ended[1, n]
     return n_ended
+
+
+@compiled
+def finite(values: Array) -> bool:
+    """Every number of an array of two axes."""
+    for row in values:
+        for value in row:
+            if not np.isfinite(value):
+                return False
+    return True
+
+
+@compiled
+def close_bar(
+    clocks: Clocks,
+    action: Array,
+    cash: Array,
+    units: Array,
+    entry: Array,
+    tape: Tape,
+    rates: CostRates,
+    limits: Limits,
+    length: int,
+    least: float,
+    out: Array,
+    growth: Array,
+    ended: npt.NDArray[np.bool_],
+) -> int:
+    """`advance`, the growth of equity (N,) in it where less than `least` counts as `least`, and `end_bar`."""
+    t, left, steps = clocks
+    equity_now = out[0]
+    for n in range(t.size):
+        left[n], growth[n] = t[n], equity_now[n]
+    advance(t, action, cash, units, entry, tape, rates, limits, out)
+    for n in range(t.size):
+        growth[n] = np.maximum(equity_now[n], least) / growth[n]
+    return end_bar(t, steps, equity_now, limits.ruin, length, ended)
 
 
 @compiled

@@ -113,3 +113,22 @@ def observe(
             out[n, time_left] = (length - steps[n]) / length
         if period >= 0:
             out[n, period] = 100.0 * period_return[n]
+
+
+@compiled
+def observe_rewarded(
+    rewards: Array,
+    told: npt.NDArray[np.float32],
+    t: npt.NDArray[np.int64],
+    rows: Observation,
+    mark: Array,
+    accounts: AccountsNow,
+    length: int,
+    columns: npt.NDArray[np.int64],
+    out: Observation,
+) -> None:
+    """`observe` after the rewards (N,) of a step are booked, and told in single precision."""
+    for n in range(t.size):
+        accounts.period_return[n] += rewards[n]
+        told[n] = rewards[n]
+    observe(t, rows, mark, accounts, length, columns, out)

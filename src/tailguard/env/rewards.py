@@ -13,5 +13,10 @@ FLOOR = 1e-3
 
 def log_growth(before: Array, after: Array, initial_cash: float) -> Array:
     """(N,) ln(after / before): rewards of an episode add up to the logarithm of its growth."""
-    growth: Array = np.log(np.maximum(after, FLOOR * initial_cash) / before)
+    growth: Array = np.log(np.maximum(after, least_equity(initial_cash)) / before)
     return growth
+
+
+def least_equity(initial_cash: float) -> float:
+    """What counts where equity is less."""
+    return FLOOR * initial_cash

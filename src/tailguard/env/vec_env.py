@@ -24,8 +24,9 @@ from tailguard.env.observation import (
     feature_rows,
     layout_of,
     observe,
+    observe_rewarded,
 )
-from tailguard.env.rewards import log_growth
+from tailguard.env.rewards import least_equity
 from tailguard.env.tape import tape_of
 from tailguard.errors import ConfigError, NonFiniteError, StateError
 from tailguard.market import Bars
@@ -91,6 +92,7 @@ class TradingVecEnv(VecEnv):
         self._rates = cost_rates(self.config.costs, bars.bars_per_year)
         self._limits = limits_of(self.config.account)
         self._cash = float(self.config.account.initial_cash)
+        self._least = least_equity(self._cash)
         self.first, self.length, self._n_starts = episode_plan(window or (0, len(bars)), look_back, self.config)
         self._starts = None if starts is None else checked_starts(starts, n_envs, self.first, self._n_starts)
         self._digest: str | None = None
@@ -176,9 +178,13 @@ class TradingVecEnv(VecEnv):
     def observe(self) -> Observation:
         """(N, D) what the agents see now; `reset` and `step` return the same."""
         out = np.empty((self.num_envs, self.layout.size), dtype=np.float32)
-        accounts = AccountsNow(self._units, self._entry, self._out[0], self._steps, self._period_return)
-        observe(self._t, self._rows, self._tape.mark, accounts, self.length, self.layout.columns, out)
+        observe(*self._visible(), out)
         return out
+
+    def _visible(self) -> tuple[Ints, Observation, npt.NDArray[np.float64], AccountsNow, int, Ints]:
+        """What an observation is made of."""
+        accounts = AccountsNow(self._units, self._entry, self._out[0], self._steps, self._period_return)
+        return self._t, self._rows, self._tape.mark, accounts, self.length, self.layout.columns
 
     # stepping
 
@@ -201,7 +207,7 @@ class TradingVecEnv(VecEnv):
 
     def step_async(self, actions: npt.NDArray[Any]) -> None:
         wanted = np.asarray(actions, dtype=np.float64).reshape(self._actions.shape)
-        if not np.isfinite(wanted).all():
+        if not kernel.finite(wanted):
             n, a = (int(i) for i in np.argwhere(~np.isfinite(wanted))[0])
             raise NonFiniteError(
                 f"Action of environment {n} for {self.bars.symbols[a]!r} is {wanted[n, a]} at bar {int(self._t[n])}; "
@@ -210,9 +216,10 @@ class TradingVecEnv(VecEnv):
         self._actions = wanted
 
     def step_wait(self) -> tuple[Observation, npt.NDArray[np.float32], npt.NDArray[np.bool_], Infos]:
-        before, self._left = self._out[0].copy(), self._t.copy()
-        kernel.advance(
-            self._t,
+        n = self.num_envs
+        growth, ended = np.empty(n), np.empty((2, n), np.bool_)
+        n_ended = kernel.close_bar(
+            kernel.Clocks(self._t, self._left, self._steps),
             self._actions,
             self._money,
             self._units,
@@ -220,20 +227,22 @@ class TradingVecEnv(VecEnv):
             self._tape,
             self._rates,
             self._limits,
+            self.length,
+            self._least,
             self._out,
+            growth,
+            ended,
         )
-        self.rewards = log_growth(before, self._out[0], self._cash)
-        self._period_return += self.rewards
-        ruined, done = ended = np.empty((2, self.num_envs), np.bool_)
-        n_done = kernel.end_bar(self._t, self._steps, self.equity, self._limits.ruin, self.length, ended)
-        observation = self.observe()
+        self.rewards = np.log(growth)  # not in the kernel: the last bit of a logarithm is the library's own
+        rewards, observation = np.empty(n, np.float32), np.empty((n, self.layout.size), np.float32)
+        observe_rewarded(self.rewards, rewards, *self._visible(), observation)
         infos: Infos = [
             {"equity": worth, "costs": costs, "turnover": turnover}
             for worth, costs, turnover in zip(*self._out[:3].tolist(), strict=True)
         ]
-        if n_done:
-            observation = self._finish(done, ruined, observation, infos)
-        return observation, self.rewards.astype(np.float32), done, infos
+        if n_ended:
+            observation = self._finish(ended[1], ended[0], observation, infos)
+        return observation, rewards, ended[1], infos
 
     def _finish(
         self, done: npt.NDArray[np.bool_], ruined: npt.NDArray[np.bool_], last: Observation, infos: Infos
