@@ -6,14 +6,17 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tailguard.loops import compiled
-from tailguard.policy.blas import blas
+from tailguard.policy.action_heads import ActionHead
+from tailguard.policy.blas import Array, Blas, blas
 from tailguard.policy.recurrent import LSTM, State
-from tailguard.policy.trunk_kernel import Seen, last_out, pack, room_for, shape_of, trunk_forward
+from tailguard.policy.trunk_kernel import Room, Seen, Shape, last_out, pack, room_for, shape_of, trunk_forward
 
 Step = Callable[[Tensor, State], tuple[Tensor, State]]
+N_BLAS, N_BEFORE_ROOM = len(Blas._fields), len(Blas._fields) + len(Shape._fields)
 
 
 class CompiledStep:
@@ -25,20 +28,73 @@ class CompiledStep:
     def __init__(self, memory: LSTM, linear: Sequence[nn.Linear], activation: str, n: int) -> None:
         parameters = [*memory.parameters(), *(part for layer in linear for part in (layer.weight, layer.bias))]
         begins = dict(zip(map(id, parameters), np.cumsum([0, *(p.numel() for p in parameters)]), strict=False))
-        self.shape = shape_of(memory, linear, activation, lambda parameter: int(begins[id(parameter)]))
+        shape = shape_of(memory, linear, activation, lambda parameter: int(begins[id(parameter)]))
         self.flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).numpy()
-        self.room, self.blas = room_for(self.shape, 1, n), blas()
+        room = room_for(shape, 1, n)
+        pack(shape, self.flat, room.packed)
         self.starts = np.zeros((1, n), np.bool_)
-        pack(self.shape, self.flat, self.room.packed)
+        self.parts = (*blas(), *shape, *room)
+        self.last: tuple[State | None, Array, Array] = (None, self.flat, self.flat)
 
     def __call__(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        seen = Seen(x.numpy()[None], self.starts, state.hidden.numpy(), state.cell.numpy())
-        output, hidden, cell = step_kernel(self.blas, self.shape, self.flat, self.room, seen)
-        return torch.from_numpy(output), State(torch.from_numpy(hidden), torch.from_numpy(cell))
+        output, state = self.on_arrays(x.numpy(), state)
+        return torch.from_numpy(output), state
+
+    def on_arrays(self, x: Array, state: State) -> tuple[Array, State]:
+        """The same, for observations and output as arrays."""
+        made, hidden, cell = self.last
+        if state is not made:
+            hidden, cell = state.hidden.numpy(), state.cell.numpy()
+        output, hidden, cell = step_kernel(x[None], self.starts, hidden, cell, self.flat, *self.parts)
+        state = State(torch.from_numpy(hidden), torch.from_numpy(cell))
+        self.last = state, hidden, cell  # the same memory as arrays: the next step need not ask torch for it
+        return output, state
 
 
 @compiled
-def step_kernel(blas, shape, flat, room, seen):  # type: ignore[no-untyped-def]
-    """Output, hidden state and cell in memory of their own."""
-    trunk_forward(blas, shape, flat, room, seen, 0, room.kept.shape[1])
+def step_kernel(x, starts, hidden, cell, flat, *parts):  # type: ignore[no-untyped-def]
+    """Output, hidden state and cell in memory of their own.
+
+    parts: all of Blas, Shape and Room, one by one: numba takes named tuples at four times the price of their parts
+    """
+    blas, shape, room = Blas(*parts[:N_BLAS]), Shape(*parts[N_BLAS:N_BEFORE_ROOM]), Room(*parts[N_BEFORE_ROOM:])
+    trunk_forward(blas, shape, flat, room, Seen(x, starts, hidden, cell), 0, room.kept.shape[1])
     return last_out(shape, room, room.outs).copy(), room.hidden[:, 0].copy(), room.cells[:, 0].copy()
+
+
+class Acting:
+    """A policy through the steps of a rollout: it has the chance of all of them ready, and keeps what it put out.
+
+    chance: (T, n, A) as `ActionHead.prepared` gives it
+    """
+
+    def __init__(self, step: Step, head: ActionHead, chance: Tensor) -> None:
+        self.step, self.head, self.chance = step, head, chance
+        self.outputs: list[Tensor] = []
+
+    def act(self, t: int, observations: NDArray[np.float32], state: State) -> tuple[NDArray[np.float32], State]:
+        """Actions (n, A) of step t on observations (n, F), and the state after."""
+        output, state = self.step(torch.from_numpy(observations).to(self.chance.device), state)
+        self.outputs.append(output)
+        return self.head.act(output, self.chance[t]).numpy(force=True), state
+
+    def said(self) -> Tensor:
+        """(T, n, W) the last layer's outputs of all steps."""
+        return torch.stack(self.outputs)
+
+
+class CompiledActing(Acting):
+    """A Gaussian's: an action is output plus noise, and no step needs a tensor."""
+
+    def __init__(self, step: CompiledStep, head: ActionHead, noise: Tensor) -> None:
+        super().__init__(step, head, noise)
+        self.compiled_step, self.noise = step, noise.numpy()
+        self.kept = np.empty_like(self.noise)
+
+    def act(self, t: int, observations: NDArray[np.float32], state: State) -> tuple[NDArray[np.float32], State]:
+        output, state = self.compiled_step.on_arrays(observations, state)
+        self.kept[t] = output
+        return output + self.noise[t], state
+
+    def said(self) -> Tensor:
+        return torch.from_numpy(self.kept)

@@ -49,9 +49,13 @@ class ActionHead(nn.Module):
         """One action (..., A)."""
         raise NotImplementedError
 
-    def act(self, output: Tensor, chance: Tensor) -> Tensor:
+    def prepared(self, chance: Tensor) -> Tensor:
+        """`chance` as far as sampling needs no output: worth doing for a whole rollout at once."""
+        return chance
+
+    def act(self, output: Tensor, prepared: Tensor) -> Tensor:
         """`sample` straight from the last layer's output: acting has no need of the law, which is found afterwards."""
-        return self.sample(self.law(output), chance)
+        return self.sample(self.law(output), prepared)
 
     def mode(self, parameters: Tensor) -> Tensor:
         """The most likely action (..., A)."""
@@ -75,6 +79,10 @@ class ActionHead(nn.Module):
 
     def to_env(self, action: Tensor) -> NDArray[Any]:
         """What the environment takes, (N, ...) as numpy."""
+        return self.sent(action.numpy(force=True))
+
+    def sent(self, action: NDArray[np.float32]) -> NDArray[Any]:
+        """`to_env` of an action that is an array already."""
         raise NotImplementedError
 
 
@@ -117,8 +125,11 @@ class GaussianHead(ActionHead):
         mean, log_std = parameters.chunk(2, -1)
         return mean + log_std.exp() * chance
 
-    def act(self, output: Tensor, chance: Tensor) -> Tensor:
-        return output + self.log_std.exp() * chance
+    def prepared(self, chance: Tensor) -> Tensor:
+        return self.log_std.exp() * chance
+
+    def act(self, output: Tensor, prepared: Tensor) -> Tensor:
+        return output + prepared
 
     def favourite(self, output: Tensor) -> Tensor:
         return output
@@ -150,12 +161,11 @@ class GaussianHead(ActionHead):
         apart = 0.5 * ((mean - other) * (-other_log_std).exp()).square()
         return (0.5 * ((2.0 * gap).exp() - 1.0) - gap + apart).sum(-1)
 
-    def to_env(self, action: Tensor) -> NDArray[Any]:
-        unit = action.numpy(force=True)
+    def sent(self, action: NDArray[np.float32]) -> NDArray[Any]:
         if self.unit_box and self.bounds == "clip":
-            clipped: NDArray[np.float32] = unit.clip(-1.0, 1.0).reshape(-1, *self.space.shape)
+            clipped: NDArray[np.float32] = action.clip(-1.0, 1.0).reshape(-1, *self.space.shape)
             return clipped
-        wide = unit.astype(np.float64)
+        wide = action.astype(np.float64)
         unit = np.tanh(wide) if self.bounds == "squash" else wide.clip(-1.0, 1.0)
         raw: NDArray[np.float64] = self.centre + self.half_width * unit
         return raw.reshape(-1, *self.space.shape).astype(self.space.dtype).clip(self.space.low, self.space.high)
@@ -213,8 +223,8 @@ class CategoricalHead(ActionHead):
     def divergence(self, from_: Tensor, to: Tensor, detach_spread: bool = False) -> Tensor:
         return (from_.exp() * (from_ - to)).sum(-1)
 
-    def to_env(self, action: Tensor) -> NDArray[Any]:
-        chosen = action.numpy(force=True).astype(np.int64)
+    def sent(self, action: NDArray[np.float32]) -> NDArray[Any]:
+        chosen = action.astype(np.int64)
         if isinstance(self.space, spaces.Discrete):
             return chosen.reshape(-1) + int(self.space.start)
         return chosen.reshape(-1, *self.space.shape) + self.space.start
@@ -253,8 +263,8 @@ class BernoulliHead(ActionHead):
         on = from_.sigmoid() * (from_ - to)
         return (on + functional.softplus(to) - functional.softplus(from_)).sum(-1)
 
-    def to_env(self, action: Tensor) -> NDArray[Any]:
-        return action.numpy(force=True).astype(np.int8).reshape(-1, *self.space.shape)
+    def sent(self, action: NDArray[np.float32]) -> NDArray[Any]:
+        return action.astype(np.int8).reshape(-1, *self.space.shape)
 
 
 def make_action_head(in_features: int, space: spaces.Space[Any], bounds: Bounds, log_std_init: float) -> ActionHead:

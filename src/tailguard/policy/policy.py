@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tailguard.configuration import Config, PositiveInt
 from tailguard.errors import ConfigError, EnvContractError
 from tailguard.normalization import Affine
-from tailguard.policy.acting import CompiledStep, Step
+from tailguard.policy.acting import Acting, CompiledActing, CompiledStep, Step
 from tailguard.policy.action_heads import ActionHead, Bounds, GaussianHead, make_action_head
 from tailguard.policy.critics import CriticConfig, CriticHead, aggregate, make_critic_head
 from tailguard.policy.recurrent import LSTM, Layout, Memory, State, make_memory
@@ -240,6 +240,14 @@ class RecurrentPolicy(BasePolicy):
         """
         return self.actor.step(self.action_head.last_layer, n)
 
+    def acting(self, n_steps: int, n: int, generator: torch.Generator) -> Acting:
+        """The actor through a rollout, with the weights of this moment; all chance is drawn at once."""
+        step, head = self.actor_step(n), self.action_head
+        chance = head.prepared(head.chance((n_steps, n), generator).to(self.device))
+        if isinstance(step, CompiledStep) and isinstance(head, GaussianHead):
+            return CompiledActing(step, head, chance)
+        return Acting(step, head, chance)
+
     def initial_state(self, n: int) -> State:
         """Zero state of the actor for n environments."""
         return self.actor.memory.initial_state(n)
@@ -270,7 +278,11 @@ class RecurrentPolicy(BasePolicy):
 
     def flat(self, obs: NDArray[Any]) -> Tensor:
         """Observations (N, ...) as (N, F) float32."""
-        return torch.as_tensor(np.asarray(obs, dtype=np.float32), device=self.device).reshape(-1, self.obs_features)
+        return torch.as_tensor(self.flat_array(obs), device=self.device)
+
+    def flat_array(self, obs: NDArray[Any]) -> NDArray[np.float32]:
+        """The same without torch."""
+        return np.asarray(obs, dtype=np.float32).reshape(-1, self.obs_features)
 
     @property
     def memories(self) -> list[Memory]:

@@ -57,21 +57,17 @@ def collect_steps(
     """
     raw_observations = []
     buffer.reset()
-    step, head = policy.actor_step(buffer.n_envs), policy.action_head
-    chance = head.chance((buffer.n_steps, buffer.n_envs), generator).to(policy.device)  # drawn once
-    outputs: list[Tensor] = []
+    acting, head = policy.acting(buffer.n_steps, buffer.n_envs, generator), policy.action_head
     while not buffer.full:
         if live.starts.any():
             live.actor_state = live.actor_state.keep(torch.from_numpy(~live.starts).float().to(policy.device))
         if buffer.position % buffer.sequence_length == 0:
             buffer.actor_states.append(live.actor_state)
-        obs = policy.flat(live.observations)
-        output, state = step(obs, live.actor_state)
-        action = head.act(output, chance[buffer.position])
-        new_obs, rewards, dones, infos = env.step(head.to_env(action))
+        obs = policy.flat_array(live.observations)
+        action, state = acting.act(buffer.position, obs, live.actor_state)
+        new_obs, rewards, dones, infos = env.step(head.sent(action))
         dones = check_step(new_obs, rewards, dones, obs_stats, buffer)
-        t = buffer.add(obs.numpy(force=True), action.numpy(force=True), live.starts, rewards)
-        outputs.append(output)
+        t = buffer.add(obs, action, live.starts, rewards)
         note_episode_ends(buffer, t, dones, infos)
         raw = obs_stats.original()
         if raw is not None:
@@ -80,10 +76,10 @@ def collect_steps(
         if not hook({"new_obs": new_obs, "rewards": rewards, "dones": dones, "infos": infos, "n_steps": t + 1}):
             return None
     actions = torch.from_numpy(buffer.actions).to(policy.device)
-    parameters = head.law(torch.stack(outputs))
+    parameters = head.law(acting.said())
     buffer.log_probs[:] = head.log_prob(parameters, actions).numpy(force=True)
     buffer.modes[:] = head.mode(parameters).numpy(force=True)
-    buffer.last_observations = policy.flat(live.observations).numpy(force=True)
+    buffer.last_observations = policy.flat_array(live.observations)
     return raw_observations
 
 
