@@ -6,7 +6,7 @@ No fastmath, so every operation rounds as it does in numpy and the two agree bit
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
@@ -17,15 +17,8 @@ from tailguard.env.costs import CostRates
 from tailguard.env.tape import Tape
 
 Array = npt.NDArray[np.float64]
+N_TAPE, N_BEFORE_LIMITS = len(Tape._fields), len(Tape._fields) + len(CostRates._fields)
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class Clocks(NamedTuple):
-    """Where N environments stand."""
-
-    t: npt.NDArray[np.int64]  # (N,) bar
-    left: npt.NDArray[np.int64]  # (N,) the bar that the last step left
-    steps: npt.NDArray[np.int64]  # (N,) of the episode so far
 
 
 def compiled(function: Function) -> Function:
@@ -169,23 +162,27 @@ def finite(values: Array) -> bool:
 
 @compiled
 def close_bar(
-    clocks: Clocks,
+    t: npt.NDArray[np.int64],
+    left: npt.NDArray[np.int64],
+    steps: npt.NDArray[np.int64],
     action: Array,
     cash: Array,
     units: Array,
     entry: Array,
-    tape: Tape,
-    rates: CostRates,
-    limits: Limits,
     length: int,
     least: float,
     out: Array,
     growth: Array,
     ended: npt.NDArray[np.bool_],
+    *market: Any,
 ) -> int:
-    """`advance`, the growth of equity (N,) in it where less than `least` counts as `least`, and `end_bar`."""
-    t, left, steps = clocks
-    equity_now = out[0]
+    """`advance`, the growth of equity (N,) in it where less than `least` counts as `least`, and `end_bar`.
+
+    left:   (N,) takes the bars that the step leaves
+    market: all of Tape, CostRates and Limits, one by one: numba asks four times as much for named tuples
+    """
+    tape, rates = Tape(*market[:N_TAPE]), CostRates(*market[N_TAPE:N_BEFORE_LIMITS])
+    limits, equity_now = Limits(*market[N_BEFORE_LIMITS:]), out[0]
     for n in range(t.size):
         left[n], growth[n] = t[n], equity_now[n]
     advance(t, action, cash, units, entry, tape, rates, limits, out)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -119,16 +119,17 @@ def observe(
 def observe_rewarded(
     rewards: Array,
     told: npt.NDArray[np.float32],
+    out: Observation,
     t: npt.NDArray[np.int64],
     rows: Observation,
     mark: Array,
-    accounts: AccountsNow,
     length: int,
     columns: npt.NDArray[np.int64],
-    out: Observation,
+    *accounts: Any,
 ) -> None:
-    """`observe` after the rewards (N,) of a step are booked, and told in single precision."""
+    """`observe` after the rewards (N,) of a step are booked, and told in single precision; accounts: one by one."""
+    shown = AccountsNow(*accounts)
     for n in range(t.size):
-        accounts.period_return[n] += rewards[n]
+        shown.period_return[n] += rewards[n]
         told[n] = rewards[n]
-    observe(t, rows, mark, accounts, length, columns, out)
+    observe(t, rows, mark, shown, length, columns, out)

@@ -89,8 +89,8 @@ class TradingVecEnv(VecEnv):
         if len(self.feature_names) != np.shape(features)[2]:
             raise ConfigError(f"{len(self.feature_names)} names for {np.shape(features)[2]} features.")
         self._tape = tape_of(bars, self.config.costs)
-        self._rates = cost_rates(self.config.costs, bars.bars_per_year)
         self._limits = limits_of(self.config.account)
+        self._market = (*self._tape, *cost_rates(self.config.costs, bars.bars_per_year), *self._limits)
         self._cash = float(self.config.account.initial_cash)
         self._least = least_equity(self._cash)
         self.first, self.length, self._n_starts = episode_plan(window or (0, len(bars)), look_back, self.config)
@@ -178,13 +178,11 @@ class TradingVecEnv(VecEnv):
     def observe(self) -> Observation:
         """(N, D) what the agents see now; `reset` and `step` return the same."""
         out = np.empty((self.num_envs, self.layout.size), dtype=np.float32)
-        observe(*self._visible(), out)
+        observe(self._t, self._rows, self._tape.mark, self._accounts_now(), self.length, self.layout.columns, out)
         return out
 
-    def _visible(self) -> tuple[Ints, Observation, npt.NDArray[np.float64], AccountsNow, int, Ints]:
-        """What an observation is made of."""
-        accounts = AccountsNow(self._units, self._entry, self._out[0], self._steps, self._period_return)
-        return self._t, self._rows, self._tape.mark, accounts, self.length, self.layout.columns
+    def _accounts_now(self) -> AccountsNow:
+        return AccountsNow(self._units, self._entry, self._out[0], self._steps, self._period_return)
 
     # stepping
 
@@ -219,23 +217,33 @@ class TradingVecEnv(VecEnv):
         n = self.num_envs
         growth, ended = np.empty(n), np.empty((2, n), np.bool_)
         n_ended = kernel.close_bar(
-            kernel.Clocks(self._t, self._left, self._steps),
+            self._t,
+            self._left,
+            self._steps,
             self._actions,
             self._money,
             self._units,
             self._entry,
-            self._tape,
-            self._rates,
-            self._limits,
             self.length,
             self._least,
             self._out,
             growth,
             ended,
+            *self._market,
         )
         self.rewards = np.log(growth)  # not in the kernel: the last bit of a logarithm is the library's own
         rewards, observation = np.empty(n, np.float32), np.empty((n, self.layout.size), np.float32)
-        observe_rewarded(self.rewards, rewards, *self._visible(), observation)
+        observe_rewarded(
+            self.rewards,
+            rewards,
+            observation,
+            self._t,
+            self._rows,
+            self._tape.mark,
+            self.length,
+            self.layout.columns,
+            *self._accounts_now(),
+        )
         infos: Infos = [
             {"equity": worth, "costs": costs, "turnover": turnover}
             for worth, costs, turnover in zip(*self._out[:3].tolist(), strict=True)
