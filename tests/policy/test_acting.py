@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import nn
 from torch.testing import assert_close
 
-from tailguard.policy.acting import CompiledStep
+from tailguard.policy import RecurrentPolicy
+from tailguard.policy.acting import Acting, CompiledActing, CompiledStep
 from tailguard.policy.policy import PolicyConfig, Trunk
 from tailguard.policy.recurrent import State
 
@@ -65,3 +68,36 @@ def test_results_do_not_share_memory_with_the_next_step() -> None:
     step(torch.randn(N, F), state)
     assert torch.equal(first, kept[0])
     assert torch.equal(state.hidden, kept[1])
+
+
+def test_a_state_that_was_changed_in_place_is_read_as_it_is_now() -> None:
+    body = trunk()
+    step = body.step(head(body), N)
+    x, zero = torch.randn(N, F), body.memory.initial_state(N)
+    _, after = step(x, zero)
+    after.hidden.zero_()
+    after.cell.zero_()
+    assert torch.equal(step(x, after)[0], step(x, zero)[0])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("bounds", ["clip", "squash"])
+def test_acting_without_tensors_equals_acting_with_them(bounds: str) -> None:
+    torch.manual_seed(0)
+    box = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    policy = RecurrentPolicy(spaces.Box(-1.0, 1.0, (F,)), box, PolicyConfig(action_bounds=bounds, log_std_init=-0.7))  # type: ignore[arg-type]
+    n_steps, action_head = 5, policy.action_head
+    quick = policy.acting(n_steps, N, torch.Generator().manual_seed(1))
+    assert isinstance(quick, CompiledActing)
+    chance = action_head.chance((n_steps, N), torch.Generator().manual_seed(1))
+    plain = Acting(policy.actor_step(N), action_head, action_head.prepared(chance))
+    state = other = policy.initial_state(N)
+    for t in range(n_steps):
+        seen = np.random.default_rng(t).normal(size=(N, F)).astype(np.float32)
+        action, state = quick.act(t, seen, state)
+        expected, other = plain.act(t, seen, other)
+        sampled = action_head.sample(action_head.law(plain.outputs[-1]), chance[t])
+        np.testing.assert_array_equal(action, expected)
+        np.testing.assert_array_equal(action, sampled.numpy())
+    assert torch.equal(quick.said(), plain.said())
+    assert all(torch.equal(one, two) for one, two in zip(state, other, strict=True))

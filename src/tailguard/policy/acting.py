@@ -34,7 +34,7 @@ class CompiledStep:
         pack(shape, self.flat, room.packed)
         self.starts = np.zeros((1, n), np.bool_)
         self.parts = (*blas(), *shape, *room)
-        self.last: tuple[State | None, Array, Array] = (None, self.flat, self.flat)
+        self.after: tuple[State, Array, Array] | None = None  # the last step: a state, and its memory as arrays
 
     def __call__(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         output, state = self.on_arrays(x.numpy(), state)
@@ -42,13 +42,17 @@ class CompiledStep:
 
     def on_arrays(self, x: Array, state: State) -> tuple[Array, State]:
         """The same, for observations and output as arrays."""
-        made, hidden, cell = self.last
-        if state is not made:
-            hidden, cell = state.hidden.numpy(), state.cell.numpy()
-        output, hidden, cell = step_kernel(x[None], self.starts, hidden, cell, self.flat, *self.parts)
-        state = State(torch.from_numpy(hidden), torch.from_numpy(cell))
-        self.last = state, hidden, cell  # the same memory as arrays: the next step need not ask torch for it
-        return output, state
+        before = self.arrays_of(state)
+        output, hidden, cell = step_kernel(x[None], self.starts, *before, self.flat, *self.parts)
+        after = State(torch.from_numpy(hidden), torch.from_numpy(cell))
+        self.after = after, hidden, cell
+        return output, after
+
+    def arrays_of(self, state: State) -> tuple[Array, Array]:
+        """Hidden state and cell; torch is asked only for what is not the state after the last step."""
+        if self.after is not None and state is self.after[0]:
+            return self.after[1:]
+        return state.hidden.numpy(), state.cell.numpy()
 
 
 @compiled
@@ -88,7 +92,7 @@ class CompiledActing(Acting):
 
     def __init__(self, step: CompiledStep, head: ActionHead, noise: Tensor) -> None:
         super().__init__(step, head, noise)
-        self.compiled_step, self.noise = step, noise.numpy()
+        self.compiled_step, self.noise = step, noise.numpy(force=True)
         self.kept = np.empty_like(self.noise)
 
     def act(self, t: int, observations: NDArray[np.float32], state: State) -> tuple[NDArray[np.float32], State]:
