@@ -196,7 +196,7 @@ class DistributionalPPO(BundledAlgorithm):
                 return False
             self.hindsight.note(env)
             self.trading.note(seen["n_steps"], seen["rewards"], seen["infos"])
-            ended = np.flatnonzero(seen["dones"])
+            ended = seen["dones"].nonzero()[0]
             if len(ended):
                 self._update_info_buffer([seen["infos"][n] for n in ended], seen["dones"][ended])
             return True

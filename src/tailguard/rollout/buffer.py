@@ -37,7 +37,7 @@ class RolloutBuffer:
     def reset(self) -> None:
         """Forget the last rollout."""
         self.position = 0
-        self.valid[:] = True
+        self.valid[:], self.terminated[:], self.truncated[:] = True, False, False
         self.actor_states: list[State] = []  # before each sequence's first step
         self.critic_states: list[list[State]] = []  # [sequence][critic]
         self.terminal_observations: dict[tuple[int, int], Floats] = {}  # of truncated episodes, by (step, env)
@@ -69,16 +69,20 @@ class RolloutBuffer:
         t = self.position
         self.observations[t], self.actions[t] = obs, action
         self.starts[t], self.rewards[t] = start, reward
-        self.terminated[t], self.truncated[t] = False, False
         self.position = t + 1
         return t
 
 
 def require_finite(name: str, values: Floats, what_to_do: str, first_step: int = 0) -> None:
     """Raise naming the quantity, the step and the environment of the first number in (T, N) that is not finite."""
-    if np.isfinite(values).all():
+    if all_finite(values):
         return
     t, n = (int(i) for i in np.argwhere(~np.isfinite(values))[0])
     raise NonFiniteError(
         f"{name} is {values[t, n]} at step {first_step + t} of the rollout in environment {n}. {what_to_do}"
     )
+
+
+def all_finite(values: NDArray[Any]) -> bool:
+    """Counted, which takes a fraction of the time of `all` where acting asks at every step."""
+    return int(np.count_nonzero(np.isfinite(values))) == values.size

@@ -18,7 +18,7 @@ from tailguard.loops import Run, one_by_one
 from tailguard.normalization import Affine, ObservationStatistics
 from tailguard.policy import Critic, Judged, Layout, RecurrentPolicy, State
 from tailguard.rollout.advantages import advantages, successor_values
-from tailguard.rollout.buffer import Floats, RolloutBuffer, require_finite
+from tailguard.rollout.buffer import Floats, RolloutBuffer, all_finite, require_finite
 
 StepHook = Callable[[dict[str, Any]], bool]
 
@@ -59,17 +59,17 @@ def collect_steps(
     buffer.reset()
     acting, head = policy.acting(buffer.n_steps, buffer.n_envs, generator), policy.action_head
     while not buffer.full:
-        if live.starts.any():
+        if np.count_nonzero(live.starts):
             live.actor_state = live.actor_state.keep(torch.from_numpy(~live.starts).float().to(policy.device))
         if buffer.position % buffer.sequence_length == 0:
             buffer.actor_states.append(live.actor_state)
         obs = policy.flat_array(live.observations)
         action, state = acting.act(buffer.position, obs, live.actor_state)
         new_obs, rewards, dones, infos = env.step(head.sent(action))
-        dones = check_step(new_obs, rewards, dones, obs_stats, buffer)
+        raw = obs_stats.original()
+        dones = check_step(new_obs if raw is None else raw, rewards, dones, buffer)
         t = buffer.add(obs, action, live.starts, rewards)
         note_episode_ends(buffer, t, dones, infos)
-        raw = obs_stats.original()
         if raw is not None:
             raw_observations.append(raw)
         live.observations, live.starts, live.actor_state = np.asarray(new_obs), dones, state
@@ -83,14 +83,11 @@ def collect_steps(
     return raw_observations
 
 
-def check_step(
-    obs: Any,
-    rewards: Any,
-    dones: Any,
-    obs_stats: ObservationStatistics,
-    buffer: RolloutBuffer,
-) -> NDArray[np.bool_]:
-    """The environment's contract, before any state changes; returns dones as a checked array."""
+def check_step(obs: Any, rewards: Any, dones: Any, buffer: RolloutBuffer) -> NDArray[np.bool_]:
+    """The environment's contract, before any state changes; returns dones as a checked array.
+
+    obs: before normalization
+    """
     n, t = buffer.n_envs, buffer.position
     ended: NDArray[np.bool_] = np.asarray(dones)
     rewards = np.asarray(rewards)
@@ -102,9 +99,8 @@ def check_step(
     if rewards.shape != (n,):
         raise EnvContractError(f"rewards has shape {rewards.shape}; expected ({n},), one number per environment.")
     require_finite("reward", rewards[None], "Check the environment's reward.", first_step=t)
-    raw = obs_stats.original()
-    seen = np.asarray(obs if raw is None else raw)
-    if not np.isfinite(seen).all():
+    seen = np.asarray(obs)
+    if not all_finite(seen):
         flat = seen.reshape(n, -1)
         env, feature = (int(i) for i in np.argwhere(~np.isfinite(flat))[0])
         raise EnvContractError(
@@ -116,7 +112,7 @@ def check_step(
 
 def note_episode_ends(buffer: RolloutBuffer, t: int, dones: NDArray[np.bool_], infos: list[dict[str, Any]]) -> None:
     """Keep termination and truncation apart, and the last observation of truncated episodes."""
-    for n in np.flatnonzero(dones):
+    for n in dones.nonzero()[0]:
         info = infos[n]
         if not info.get("TimeLimit.truncated", False):
             buffer.terminated[t, n] = True
