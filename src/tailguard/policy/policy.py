@@ -17,7 +17,8 @@ from tailguard.errors import ConfigError, EnvContractError
 from tailguard.normalization import Affine
 from tailguard.policy.acting import Acting, CompiledActing, CompiledStep, Step
 from tailguard.policy.action_heads import ActionHead, Bounds, GaussianHead, make_action_head
-from tailguard.policy.critics import CriticConfig, CriticHead, aggregate, make_critic_head
+from tailguard.policy.critics import CriticConfig, CriticHead, QuantileHead, aggregate, make_critic_head
+from tailguard.policy.reading import TrunkReader
 from tailguard.policy.recurrent import LSTM, Layout, Memory, State, make_memory
 from tailguard.policy.risk_value import RiskValue
 from tailguard.policy.trunk_kernel import ACTIVATIONS as COMPILED_ACTIVATIONS
@@ -181,6 +182,14 @@ class Critic(nn.Module):
         """Laws (N, *) of single observations and the next state."""
         features, state = self.trunk.memory.step(self.sight(obs), state)
         return self.judged(features), state
+
+    def reader(self, sequence_length: int) -> TrunkReader | None:
+        """This critic in compiled loops, with the weights as they are now; None where torch has to do the work."""
+        last = self.head.last_layer
+        memory = self.trunk.compiled_memory(last) if isinstance(self.head, QuantileHead) else None
+        if memory is None:
+            return None
+        return TrunkReader(memory, self.trunk.linear(last), self.trunk.activation, sequence_length)
 
     def judged(self, remembered: Tensor) -> Judged:
         """From the memory's output to the law."""

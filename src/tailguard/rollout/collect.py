@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +16,10 @@ from torch import Tensor
 from tailguard.errors import EnvContractError
 from tailguard.loops import Run, one_by_one
 from tailguard.normalization import Affine, ObservationStatistics
-from tailguard.policy import Critic, Judged, Layout, RecurrentPolicy, State
+from tailguard.policy import RecurrentPolicy, State
 from tailguard.rollout.advantages import advantages, successor_values
 from tailguard.rollout.buffer import Floats, RolloutBuffer, all_finite, require_finite
+from tailguard.rollout.opinions import Opinion, opinion
 
 StepHook = Callable[[dict[str, Any]], bool]
 
@@ -129,16 +130,6 @@ def note_episode_ends(buffer: RolloutBuffer, t: int, dones: NDArray[np.bool_], i
         buffer.terminal_observations[t, int(n)] = np.asarray(last, np.float32).reshape(-1)
 
 
-class Opinion(NamedTuple):
-    """What one critic says of a rollout."""
-
-    states: list[State]  # before each sequence
-    after: State  # after the last step
-    steps: Judged  # (T, N, *)
-    ends: Judged  # (E, *) of truncated episodes' last observations
-    follows: Judged  # (N, *) of the observations after the last step
-
-
 def judge(
     policy: RecurrentPolicy,
     buffer: RolloutBuffer,
@@ -151,48 +142,21 @@ def judge(
     Everything is decoded with one scale and written in raw units (docs/algorithm.md, Algorithm 1, line 4). The critics
     do not hear each other: `run` may let them speak at the same time.
     """
+    reads_features = policy.risk_value is not None
     opinions: list[Opinion] = run(
-        [partial(opinion, critic, buffer, live, c) for c, critic in enumerate(policy.critic_list)]
+        [
+            partial(opinion, critic, buffer, state, live.starts, reads_features and c == 0)
+            for c, (critic, state) in enumerate(zip(policy.critic_list, live.critic_states, strict=True))
+        ]
     )
     buffer.critic_states = [list(states) for states in zip(*(said.states for said in opinions), strict=True)]
     live.critic_states = [said.after for said in opinions]
-    if policy.risk_value is not None:
+    if reads_features:
         first = opinions[0]
         buffer.features = torch.cat([first.steps.features, first.follows.features.unsqueeze(0)])
         buffer.terminal_features = first.ends.features
     steps, ends, follows = ([part.quantiles for part in parts] for parts in list(zip(*opinions, strict=True))[2:])
     write_laws(policy, buffer, steps, ends, follows, scale)
-
-
-@torch.inference_mode()
-def opinion(critic: Critic, buffer: RolloutBuffer, live: Live, c: int) -> Opinion:
-    """The c-th critic's, sequence by sequence."""
-    state = live.critic_states[c]
-    states: list[State] = []
-    steps: list[Judged] = []
-    ends: list[Judged] = []
-    for first in range(0, buffer.n_steps, buffer.sequence_length):
-        rows = slice(first, min(first + buffer.sequence_length, buffer.n_steps))
-        layout = Layout(buffer.starts[rows], buffer.truncated[rows])
-        state = state.keep(torch.from_numpy(~layout.starts[0]).float())
-        states.append(state)
-        observations = torch.from_numpy(buffer.observations[rows])
-        said, said_of_ends, state = critic.evaluate(observations, layout, state, terminal_observations(buffer, rows))
-        steps.append(said)
-        ends.append(said_of_ends)
-    follow = state.keep(torch.from_numpy(~live.starts).float())
-    follows, _ = critic.step(torch.from_numpy(buffer.last_observations), follow)
-    return Opinion(states, state, joined(steps), joined(ends), follows)
-
-
-def joined(parts: list[Judged]) -> Judged:
-    return Judged(torch.cat([part.quantiles for part in parts]), torch.cat([part.features for part in parts]))
-
-
-def terminal_observations(buffer: RolloutBuffer, rows: slice) -> Tensor:
-    """(E, F) of the truncated episodes of some steps, in the order of np.nonzero."""
-    found = [buffer.terminal_observations[rows.start + t, n] for t, n in np.argwhere(buffer.truncated[rows])]
-    return torch.from_numpy(np.stack(found)) if found else torch.zeros(0, buffer.observations.shape[-1])
 
 
 @torch.inference_mode()

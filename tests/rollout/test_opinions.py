@@ -1,0 +1,148 @@
+"""A critic's compiled pass over a finished rollout equals the one in torch, and what it does not know goes to torch."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch.testing import assert_close
+
+from tailguard.policy import CriticConfig, PolicyConfig, RecurrentPolicy, State
+from tailguard.rollout import RolloutBuffer
+from tailguard.rollout.opinions import Opinion, compiled_opinion, opinion, torch_opinion
+
+F = 3
+
+
+def policy_of(critic: dict[str, Any] | None = None, **settings: Any) -> RecurrentPolicy:
+    torch.manual_seed(0)
+    box = spaces.Box(-1.0, 1.0, (F,))
+    config = PolicyConfig(**{"lstm_hidden_size": 12, "net_arch": [16, 9], **settings})
+    policy = RecurrentPolicy(box, box, config, CriticConfig(n_quantiles=5, **(critic or {})))
+    for parameter in policy.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return policy
+
+
+def rollout_of(n_steps: int, n_envs: int, length: int, share_of_ends: float = 0.2) -> RolloutBuffer:
+    """Random steps; a share of them ends an episode, half of those by truncation, the last step's first among them."""
+    rng = np.random.default_rng(0)
+    buffer = RolloutBuffer(n_steps, n_envs, F, 1, length)
+    ended = rng.uniform(size=(n_steps, n_envs)) < share_of_ends
+    buffer.truncated[:] = ended & (rng.uniform(size=ended.shape) < 0.5)
+    buffer.truncated[-1, 0] = share_of_ends > 0.0
+    buffer.terminated[:] = ended & ~buffer.truncated
+    buffer.starts[0] = rng.uniform(size=n_envs) < 0.3
+    buffer.starts[1:] = buffer.dones[:-1]
+    buffer.observations[:] = rng.normal(size=buffer.observations.shape)
+    buffer.last_observations = rng.normal(size=(n_envs, F)).astype(np.float32)
+    for t, n in np.argwhere(buffer.truncated):
+        buffer.terminal_observations[int(t), int(n)] = rng.normal(size=F).astype(np.float32)
+    return buffer
+
+
+def any_state(policy: RecurrentPolicy, n: int) -> State:
+    zero = policy.critic_list[0].trunk.memory.initial_state(n)
+    return State(torch.randn_like(zero.hidden), torch.randn_like(zero.cell))
+
+
+def assert_same_opinion(found: Opinion, expected: Opinion) -> None:
+    assert len(found.states) == len(expected.states)
+    for state, expected_state in zip([*found.states, found.after], [*expected.states, expected.after], strict=True):
+        assert_close(state.hidden, expected_state.hidden, atol=1e-5, rtol=1e-5)
+        assert_close(state.cell, expected_state.cell, atol=1e-5, rtol=1e-5)
+    for part, expected_part in zip(found[2:], expected[2:], strict=True):
+        assert_close(part.quantiles, expected_part.quantiles, atol=1e-5, rtol=1e-5)
+        assert_close(part.features, expected_part.features, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"n_lstm_layers": 2},
+        {"activation_fn": "relu"},
+        {"hidden_from_critics": (1,)},
+        {"net_arch": []},
+        {"n_lstm_layers": 2, "activation_fn": "relu", "hidden_from_critics": (0, 2)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("n_steps", "n_envs", "length"),
+    [(16, 4, 8), (21, 5, 8), (1, 3, 1), (70, 71, 29), (12, 130, 12)],
+    ids=["whole", "last is shorter", "one step", "many pieces and a rest", "three chunks"],
+)
+def test_the_compiled_pass_equals_torchs(n_steps: int, n_envs: int, length: int, settings: dict[str, Any]) -> None:
+    policy, buffer = policy_of(**settings), rollout_of(n_steps, n_envs, length)
+    critic, state, starts = policy.critic_list[0], any_state(policy, n_envs), buffer.dones[-1]
+    assert buffer.truncated.any()
+    assert critic.reader(length) is not None
+    found = opinion(critic, buffer, state, starts, with_features=True)
+    with torch.no_grad():
+        expected = torch_opinion(critic, buffer, state, starts)
+    assert_same_opinion(found, expected)
+
+
+def test_a_rollout_without_an_end_is_read_too_and_features_may_be_left_out() -> None:
+    policy, buffer = policy_of(), rollout_of(16, 4, 8, share_of_ends=0.0)
+    critic, state, starts = policy.critic_list[0], any_state(policy, 4), buffer.dones[-1]
+    assert not buffer.dones.any()
+    with torch.no_grad():
+        expected = torch_opinion(critic, buffer, state, starts)
+    assert_same_opinion(opinion(critic, buffer, state, starts, with_features=True), expected)
+    bare = opinion(critic, buffer, state, starts, with_features=False)
+    assert bare.steps.features.shape == (16, 4, 0)
+    assert_close(bare.steps.quantiles, expected.steps.quantiles, atol=1e-5, rtol=1e-5)
+
+
+def test_a_pass_sees_the_weights_of_the_moment_and_leaves_the_state_before_alone() -> None:
+    policy, buffer = policy_of(), rollout_of(16, 4, 8)
+    state, starts = any_state(policy, 4), buffer.dones[-1]
+    before = State(state.hidden.clone(), state.cell.clone())
+    critics = policy.critic_list
+    readers = [critic.reader(8) for critic in critics]  # made before either reads: they share a thread's room
+    for critic, reader in zip(critics, readers, strict=True):
+        assert reader is not None
+        with torch.no_grad():
+            expected = torch_opinion(critic, buffer, state, starts)
+        assert_same_opinion(compiled_opinion(reader, critic, buffer, state, starts, True), expected)
+    with torch.no_grad():
+        for parameter in critics[0].parameters():
+            parameter.mul_(0.7)
+        expected = torch_opinion(critics[0], buffer, state, starts)
+    assert_same_opinion(opinion(critics[0], buffer, state, starts, with_features=True), expected)
+    assert_close(state, before, atol=0.0, rtol=0.0)
+
+
+def test_critics_on_two_threads_say_the_same_bits_as_one_by_one() -> None:
+    policy, buffer = policy_of(n_lstm_layers=2), rollout_of(70, 71, 29)
+    state, starts = any_state(policy, 71), buffer.dones[-1]
+    pieces = [partial(opinion, critic, buffer, state, starts, True) for critic in policy.critic_list]
+    alone = [piece() for piece in pieces]
+    with ThreadPoolExecutor(2) as pool:
+        together = [future.result() for future in [pool.submit(piece) for piece in pieces * 4]]
+    for found, expected in zip(together, alone * 4, strict=True):
+        assert torch.equal(found.steps.quantiles, expected.steps.quantiles)
+        assert torch.equal(found.ends.quantiles, expected.ends.quantiles)
+        assert torch.equal(found.follows.quantiles, expected.follows.quantiles)
+        assert torch.equal(found.after.hidden, expected.after.hidden)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"memory": "gru"}, {"memory": "none"}, {"activation_fn": "gelu"}, {"critic": {"kind": "categorical"}}],
+    ids=str,
+)
+def test_other_critics_speak_in_torch(settings: dict[str, Any]) -> None:
+    policy, buffer = policy_of(**settings), rollout_of(21, 5, 8)
+    critic, state = policy.critic_list[0], any_state(policy, 5)
+    assert critic.reader(8) is None
+    with torch.no_grad():
+        expected = torch_opinion(critic, buffer, state, buffer.dones[-1])
+    assert_same_opinion(opinion(critic, buffer, state, buffer.dones[-1], with_features=True), expected)
