@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tailguard.rollout.backwards import flow_back
+
 Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
 
@@ -28,12 +30,7 @@ def advantages(rewards: Floats, values: Floats, successors: Floats, dones: Bools
     returns: (T, N)
     """
     errors = rewards + gamma * successors - values[:-1]
-    carried = gamma * lam * ~dones
-    result, trace = np.zeros_like(errors), np.zeros_like(errors[0])
-    for t in range(len(errors) - 1, -1, -1):
-        trace = errors[t] + carried[t] * trace
-        result[t] = trace
-    return result
+    return flow_back(errors, gamma * lam * ~dones, np.zeros(errors.shape[1]))
 
 
 def normalize_valid(values: Floats, valid: Bools) -> Floats:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailguard.losses.risk import interpolation_weights
+from tailguard.rollout.backwards import flow_back
 
 Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
@@ -78,12 +79,7 @@ def realised_returns(
     samples = np.einsum("iq,qi->i", laws, interpolation_weights(levels, at))
     ahead = np.zeros_like(rewards)
     ahead[tuple(places.T)] = samples[: len(places)]
-    result, running = rewards + gamma * ahead, samples[-n_envs:]
-    carried = np.where(dones, 0.0, gamma)
-    for t in range(len(rewards) - 1, -1, -1):
-        running = result[t] + carried[t] * running
-        result[t] = running
-    return result
+    return flow_back(rewards + gamma * ahead, np.where(dones, 0.0, gamma), samples[-n_envs:])
 
 
 def episode_ends(dones: Bools) -> Ints:
@@ -100,11 +96,7 @@ def draw_horizons(shape: tuple[int, ...], lam: float, rng: np.random.Generator) 
 
 def rewards_to_go(rewards: Floats, dones: Bools, gamma: float) -> Floats:
     """(T, N) discounted rewards from each step to the end of its episode or of the rollout."""
-    result, running = np.zeros_like(rewards), np.zeros_like(rewards[0])
-    for t in range(len(rewards) - 1, -1, -1):
-        running = rewards[t] + gamma * np.where(dones[t], 0.0, running)
-        result[t] = running
-    return result
+    return flow_back(rewards, np.where(dones, 0.0, gamma), np.zeros(rewards.shape[1]))
 
 
 def resample(quantiles: Floats, levels: Sequence[float], rng: np.random.Generator) -> Floats:
