@@ -194,8 +194,8 @@ def aggregate(quantiles: Sequence[Tensor], masses: Tensor, how: Literal["mean", 
     """One law from several critics' (..., Q): the mean of their quantile functions, or the lower of them (eq. 4)."""
     if len(quantiles) == 1:
         return quantiles[0]
-    if how == "mean":
-        return torch.stack(list(quantiles)).mean(0)
     first, second = quantiles
+    if how == "mean":
+        return (first + second) / 2
     lower = (first @ masses) <= (second @ masses)
     return torch.where(lower.unsqueeze(-1), first, second)

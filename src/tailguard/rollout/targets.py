@@ -46,14 +46,16 @@ def return_law_samples(
     to_go = np.concatenate([rewards_to_go(rewards, dones, gamma), np.zeros((1, n_envs))])
     summed = to_go[:-1] - np.where(ended, 0.0, discount * to_go[stop, env])
 
-    ahead = np.where(ended[..., None], 0.0, law[stop, env])
+    ahead = law[stop, env]
+    ahead[ended] = 0.0
     if terminal_law:
         steps, envs = (np.array(index) for index in zip(*terminal_law, strict=True))
         rows = np.full(rewards.shape, -1)
         rows[steps, envs] = np.arange(len(terminal_law))
         row = np.where(ended, rows[stop - 1, env], -1)
         ahead[row >= 0] = np.stack(list(terminal_law.values()))[row[row >= 0]]
-    targets: Floats = summed[..., None] + discount[..., None] * resample(ahead, levels, rng)
+    targets: Floats = discount[..., None] * resample(ahead, levels, rng)
+    targets += summed[..., None]
     return targets
 
 
