@@ -92,7 +92,8 @@ class TrunkReader:
         length, size = piece_sizes(self.sequence_length, seen.starts.shape[1])
         rooms = ROOMS.of(self.shape, length, size), ROOMS.of(self.shape, 1, size)
         trunk = blas(), self.shape, self.flat, *rooms, self.sequence_length
-        rollout_kernel(trunk, seen, found, aside.where, ends, found_aside, after, found_next)
+        where = np.ascontiguousarray(aside.where)  # one layout, one compilation
+        rollout_kernel(trunk, seen, found, where, ends, found_aside, after, found_next)
         states = [state_of(*before) for before in zip(found.hidden, found.cell, strict=True)]
         return Read(said(found), said_once(found_aside), said_once(found_next), states, state_of(*seen[2:]))
 
@@ -149,13 +150,12 @@ def rollout_kernel(trunk, seen, found, where, ends, found_ends, after, found_aft
     _, shape, flat, whole, single, _ = trunk
     pack(shape, flat, whole.packed)
     single.packed[:] = whole.packed
-    read_kernel(trunk, seen, found, where, ends)
-    nowhere = where[:0]
-    read_kernel(trunk, ends, found_ends, nowhere, ends)
-    if after.starts.size:
-        after.hidden[:] = seen.hidden
-        after.cell[:] = seen.cell
-    read_kernel(trunk, after, found_after, nowhere, ends)
+    parts, results = (seen, ends, after), (found, found_ends, found_after)
+    for i in range(3):  # one call in the text, so that the loops are compiled once
+        read_kernel(trunk, parts[i], results[i], where if i == 0 else where[:0], ends)
+        if i == 0 and after.starts.size:
+            after.hidden[:] = seen.hidden
+            after.cell[:] = seen.cell
 
 
 @compiled
@@ -171,13 +171,12 @@ def read_kernel(trunk, seen, found, where, ends):  # type: ignore[no-untyped-def
             forget_where_episodes_start(seen, begin, low, high)
             found.hidden[begin // sequence_length, :, low:high] = seen.hidden[:, low:high]
             found.cell[begin // sequence_length, :, low:high] = seen.cell[:, low:high]
-            rest = begin + (end - begin) // length * length
-            for first in range(begin, rest, length):
-                read_piece(blas, shape, flat, whole, seen, first, low, high, found)
-                keep_ended(whole, first, low, high, where, ends)
-            for first in range(rest, end):
-                read_piece(blas, shape, flat, single, seen, first, low, high, found)
-                keep_ended(single, first, low, high, where, ends)
+            first = begin
+            while first < end:
+                room = whole if first + length <= end else single
+                read_piece(blas, shape, flat, room, seen, first, low, high, found)
+                keep_ended(room, first, low, high, where, ends)
+                first += len(room.kept)
 
 
 @compiled
