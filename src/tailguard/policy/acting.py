@@ -13,7 +13,7 @@ from tailguard.loops import compiled
 from tailguard.policy.action_heads import ActionHead
 from tailguard.policy.blas import Array, Blas, blas
 from tailguard.policy.recurrent import LSTM, State
-from tailguard.policy.trunk_kernel import Room, Seen, Shape, last_out, pack, room_for, shape_of, trunk_forward
+from tailguard.policy.trunk_kernel import Room, Seen, Shape, last_out, pack, room_for, trunk_forward, weights_of
 
 Step = Callable[[Tensor, State], tuple[Tensor, State]]
 N_BLAS, N_BEFORE_ROOM = len(Blas._fields), len(Blas._fields) + len(Shape._fields)
@@ -26,10 +26,7 @@ class CompiledStep:
     """
 
     def __init__(self, memory: LSTM, linear: Sequence[nn.Linear], activation: str, n: int) -> None:
-        parameters = [*memory.parameters(), *(part for layer in linear for part in (layer.weight, layer.bias))]
-        begins = dict(zip(map(id, parameters), np.cumsum([0, *(p.numel() for p in parameters)]), strict=False))
-        shape = shape_of(memory, linear, activation, lambda parameter: int(begins[id(parameter)]))
-        self.flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).numpy()
+        shape, self.flat = weights_of(memory, linear, activation)
         room = room_for(shape, 1, n)
         pack(shape, self.flat, room.packed)
         self.starts = np.zeros((1, n), np.bool_)

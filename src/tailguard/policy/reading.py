@@ -17,7 +17,7 @@ from tailguard.policy.blas import Array, blas
 from tailguard.policy.lstm_kernel import ZERO
 from tailguard.policy.recurrent import LSTM, State
 from tailguard.policy.rooms import Rooms
-from tailguard.policy.trunk_kernel import Seen, features_of, last_out, pack, shape_of, trunk_forward
+from tailguard.policy.trunk_kernel import Seen, features_of, last_out, pack, trunk_forward, weights_of
 
 MOST_SEQUENCES = 64  # at a time
 MOST_ROWS = 512  # steps of sequences at a time
@@ -76,10 +76,7 @@ class TrunkReader:
     """Reads sequences of one length, of which the last may be shorter, with the weights of the moment it is made."""
 
     def __init__(self, memory: LSTM, linear: Sequence[nn.Linear], activation: str, sequence_length: int) -> None:
-        parameters = [*memory.parameters(), *(part for layer in linear for part in (layer.weight, layer.bias))]
-        begins = dict(zip(map(id, parameters), np.cumsum([0, *(p.numel() for p in parameters)]), strict=False))
-        self.shape = shape_of(memory, linear, activation, lambda parameter: int(begins[id(parameter)]))
-        self.flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).numpy()
+        self.shape, self.flat = weights_of(memory, linear, activation)
         self.sequence_length, self.n_features, self.n_outputs = sequence_length, *linear[-1].weight.shape[::-1]
 
     def read(self, passage: Passage, aside: Aside, following: Next, with_features: bool) -> Read:

@@ -75,6 +75,14 @@ def shape_of(memory: LSTM, linear: Sequence[nn.Linear], activation: str, begins:
     )
 
 
+def weights_of(memory: LSTM, linear: Sequence[nn.Linear], activation: str) -> tuple[Shape, Array]:
+    """A copy of a trunk's weights as they are now, and where each of them lies in it."""
+    parameters = [*memory.parameters(), *(part for layer in linear for part in (layer.weight, layer.bias))]
+    begins = dict(zip(map(id, parameters), np.cumsum([0, *(p.numel() for p in parameters)]), strict=False))
+    shape = shape_of(memory, linear, activation, lambda parameter: int(begins[id(parameter)]))
+    return shape, torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).numpy()
+
+
 def layers_of(linear: Sequence[nn.Linear], begins: Callable[[Tensor], int]) -> Shape:
     """Linear layers with tanh between them, and no memory."""
     n_inputs = linear[0].in_features if linear else 0

@@ -9,7 +9,6 @@ threads gives the same bits.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
@@ -31,6 +30,7 @@ from tailguard.policy.head_kernels import law_slopes, law_terms
 from tailguard.policy.lstm_kernel import ZERO
 from tailguard.policy.policy import Critic, Trunk
 from tailguard.policy.recurrent import LSTM
+from tailguard.policy.rooms import Rooms
 from tailguard.policy.trunk_kernel import (
     Room,
     Seen,
@@ -41,7 +41,6 @@ from tailguard.policy.trunk_kernel import (
     last_out,
     memory_size,
     pack,
-    room_for,
     shape_of,
     trunk_backward,
     trunk_forward,
@@ -53,7 +52,6 @@ from tailguard.rollout import SequenceBatch
 
 N_LANES = 2
 MOST_SEQUENCES = 64  # at a time: more would only need more room
-MOST_ROOMS = 8
 
 
 class Job(NamedTuple):
@@ -98,22 +96,6 @@ class Lesson(NamedTuple):
     factor: np.float32  # on the gradient of each sample
 
 
-class Rooms(threading.local):
-    """Room for the loops of each thread. Trunks of one shape use the same, so that it stays in the cache."""
-
-    def __init__(self) -> None:
-        self.made: dict[tuple[int, ...], Room] = {}
-
-    def for_lane(self, shape: Shape, widths: tuple[int, ...], n_steps: int, size: int) -> Room:
-        """Made once; only the latest sizes are kept. `widths` are the shape's."""
-        key = (n_steps, size, *widths)
-        if key not in self.made:
-            if len(self.made) >= MOST_ROOMS:
-                self.made.clear()
-            self.made[key] = room_for(shape, n_steps, size)
-        return self.made[key]
-
-
 class CompiledTrunk:
     """A trunk with its head, ready for the loops."""
 
@@ -124,7 +106,6 @@ class CompiledTrunk:
         own = [parameter for parameter in vector.parameters if id(parameter) in inside]
         self.stretch = Stretch(vector, own, N_LANES)
         self.shape = shape_of(memory, trunk.linear(last), trunk.activation, self.stretch.begins)
-        self.widths = (self.shape.n_layers, self.shape.n_units, self.shape.n_inputs, *self.shape.dense[:, 2].tolist())
         self.rooms, self.packed = rooms, aligned_zeros(memory_size(self.shape))
 
     def lanes(self, batch: SequenceBatch, observations: Tensor, state: State) -> list[Callable[[], Lane]]:
@@ -135,7 +116,7 @@ class CompiledTrunk:
         pack(self.shape, weights, self.packed)
 
         def lane(i: int, low: int, high: int) -> Lane:
-            room = self.rooms.for_lane(self.shape, self.widths, n_steps, size)._replace(packed=self.packed)
+            room = self.rooms.of(self.shape, n_steps, size)._replace(packed=self.packed)
             return Lane(blas(), self.shape, weights, self.stretch.gradients[i], room, seen, low, high)
 
         return [partial(lane, 0, 0, middle), partial(lane, 1, middle, n_sequences)]

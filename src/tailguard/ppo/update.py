@@ -18,8 +18,9 @@ from tailguard.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler, V
 from tailguard.optim.flat import ParameterVector, rescale_moments
 from tailguard.optim.gating import GatedOptimizer
 from tailguard.policy import RecurrentPolicy
+from tailguard.policy.rooms import Rooms
 from tailguard.ppo.config import PPOConfig
-from tailguard.ppo.lanes import N_LANES, CompiledActor, CompiledCritic, Job, Rooms
+from tailguard.ppo.lanes import N_LANES, CompiledActor, CompiledCritic, Job
 from tailguard.ppo.objective import ActorLosses, CriticLoss, Knobs, actor_losses, critic_loss
 from tailguard.ppo.threads import Threads
 from tailguard.rollout import SequenceBatch
