@@ -14,6 +14,7 @@ from numba.extending import intrinsic
 
 compiled: Any = njit(error_model="numpy", cache=True, nogil=True)
 emitted: Any = intrinsic
+BLOCK = 16  # rows and columns that are transposed at a time
 Run = Callable[[Sequence[Callable[[], Any]]], list[Any]]  # calls functions that share nothing, in any order
 
 
@@ -59,3 +60,35 @@ def arrays_apart(typing_context: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(), generate
+
+
+@emitted  # type: ignore[untyped-decorator]
+def turn_block(typing_context: Any, source: Any, down: Any, target: Any, across: Any) -> Any:
+    """Transpose BLOCK x BLOCK float32 from one address to another, rows that many bytes apart, within registers.
+
+    Stage d swaps what lies d right of the diagonal blocks of size 2d with what lies d below it.
+    """
+    whole = types.intp
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        vector = ir.VectorType(ir.FloatType(), BLOCK)
+
+        def row(k: int, first: Any, apart: Any) -> Any:
+            at = builder.add(first, builder.mul(apart, ir.Constant(apart.type, k)))
+            return builder.inttoptr(at, vector.as_pointer())
+
+        def mixed(a: Any, b: Any, places: list[int]) -> Any:
+            return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), BLOCK), places))
+
+        rows = [builder.load(row(k, *values[:2]), align=4) for k in range(BLOCK)]
+        for d in (1, 2, 4, 8):
+            for k in range(BLOCK):
+                if k & d == 0:
+                    a, b = rows[k], rows[k + d]
+                    rows[k] = mixed(a, b, [j if j & d == 0 else BLOCK + j - d for j in range(BLOCK)])
+                    rows[k + d] = mixed(a, b, [j + d if j & d == 0 else BLOCK + j for j in range(BLOCK)])
+        for k in range(BLOCK):
+            builder.store(rows[k], row(k, *values[2:]), align=4)
+        return context.get_dummy_value()
+
+    return types.void(whole, whole, whole, whole), generate

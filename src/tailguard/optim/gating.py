@@ -21,7 +21,7 @@ Protect = Literal["weights", "noise"]
 Group = dict[str, Any]
 
 STATE_VERSION = 1
-LARGE = 1 << 15  # from here on a second core is worth its call
+LARGE = 1 << 18  # from here on a second core is worth its call
 MODES: dict[str, tuple[str, ...]] = {"gate": ("max", "minmax"), "protect": ("weights", "noise")}
 
 

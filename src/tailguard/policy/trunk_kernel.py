@@ -16,13 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tailguard.loops import arrays_apart, compiled, wide_vectors
+from tailguard.loops import BLOCK, arrays_apart, compiled, turn_block, wide_vectors
 from tailguard.policy.blas import Array, product
 from tailguard.policy.lstm_kernel import ONE, ZERO, backward_kernel, forward_kernel, tanh
 from tailguard.policy.recurrent import LSTM
 
 ACTIVATIONS = ("tanh", "relu")
-TILE = 32
 
 
 class Shape(NamedTuple):
@@ -251,24 +250,25 @@ def hand_over(row, added, result):  # type: ignore[no-untyped-def]
 
 @compiled
 def turn(matrix, added, result):  # type: ignore[no-untyped-def]
-    """The transpose of a matrix, alone or beside what is there, tile by tile, so that both stay in the cache."""
+    """The transpose of a matrix, alone or beside what is there, block by block; each has rows of contiguous numbers."""
     wide_vectors()
-    arrays_apart()
     height, width = matrix.shape
-    tile = np.empty((TILE, TILE), np.float32)
-    for low in range(0, height, TILE):
-        for left in range(0, width, TILE):
-            if low + TILE <= height and left + TILE <= width:
-                for i in range(TILE):
-                    for j in range(TILE):
-                        tile[i, j] = matrix[low + i, left + j]
-                for j in range(TILE):
-                    for i in range(TILE):
-                        result[left + j, low + i] = result[left + j, low + i] + tile[i, j] if added else tile[i, j]
-                continue
-            for j in range(left, min(left + TILE, width)):
-                for i in range(low, min(low + TILE, height)):
-                    result[j, i] = result[j, i] + matrix[i, j] if added else matrix[i, j]
+    down, across = matrix.strides[0], result.strides[0]
+    whole_height, whole_width = (0, 0) if added else (height // BLOCK * BLOCK, width // BLOCK * BLOCK)
+    for i in range(0, whole_height, BLOCK):
+        for j in range(0, whole_width, BLOCK):
+            here, there = matrix.ctypes.data + i * down + 4 * j, result.ctypes.data + j * across + 4 * i
+            turn_block(here, down, there, across)
+    turn_loosely(matrix[:whole_height, whole_width:], added, result[whole_width:, :whole_height])
+    turn_loosely(matrix[whole_height:], added, result[:, whole_height:])
+
+
+@compiled
+def turn_loosely(matrix, added, result):  # type: ignore[no-untyped-def]
+    height, width = matrix.shape
+    for j in range(width):
+        for i in range(height):
+            result[j, i] = result[j, i] + matrix[i, j] if added else matrix[i, j]
 
 
 # there

@@ -48,6 +48,7 @@ from tailguard.policy.trunk_kernel import (
 from tailguard.ppo.objective import ActorLosses, CriticLoss, Knobs
 from tailguard.ppo.risk_lane import CompiledRiskValue, learn_beside
 from tailguard.ppo.stretch import Stretch
+from tailguard.ppo.threads import Once
 from tailguard.rollout import SequenceBatch
 
 N_LANES = 2
@@ -113,9 +114,10 @@ class CompiledTrunk:
         seen = Seen(observations.numpy(), batch.starts, *(part.contiguous().numpy() for part in state))
         n_steps, n_sequences = batch.valid.shape
         middle, size, weights = -(-n_sequences // N_LANES), lane_size(n_sequences), self.stretch.weights
-        pack(self.shape, weights, self.packed)
+        lay_out = Once(partial(pack, self.shape, weights, self.packed))
 
         def lane(i: int, low: int, high: int) -> Lane:
+            lay_out()
             room = self.rooms.of(self.shape, n_steps, size)._replace(packed=self.packed)
             return Lane(blas(), self.shape, weights, self.stretch.gradients[i], room, seen, low, high)
 
