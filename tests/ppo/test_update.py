@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from stable_baselines3.common.logger import CSVOutputFormat, Logger
 from tailguard.errors import TrainingDivergedError
 from tailguard.policy import State
 from tailguard.ppo.objective import actor_losses, critic_loss
+from tailguard.ppo.threads import N_TRIALS, Threads
 from tailguard.rollout.sequences import reserve
 from tests.agents import collected, logged, tiny_agent
 
@@ -117,6 +119,30 @@ def test_the_number_of_threads_changes_no_bit() -> None:
     ]
     assert torch.equal(gradients[0], gradients[1])
     assert torch.equal(gradients[0], gradients[2])
+
+
+@pytest.mark.parametrize(("alone", "together", "kept"), [(3.0, 2.0, 2), (2.0, 3.0, 1)])
+def test_the_faster_number_of_threads_is_kept(
+    alone: float, together: float, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tailguard.ppo.threads.available_cores", lambda: 2)
+    clock, costs = [0.0], cycle([alone, together])  # the two numbers of threads take turns
+    monkeypatch.setattr("tailguard.ppo.threads.time.perf_counter", lambda: clock[0])
+    threads = Threads(None, 2, None)
+
+    def long_piece() -> str:
+        clock[0] += next(costs)
+        return "long"
+
+    for _ in range(2 * N_TRIALS):
+        assert threads.run([long_piece, lambda: "short"]) == ["long", "short"]
+    assert threads.trials == {}
+    assert threads.n_threads == kept
+
+
+def test_a_number_of_threads_that_was_asked_for_is_not_questioned() -> None:
+    assert Threads(2, 6, None).trials == {}
+    assert Threads(2, 6, None).n_threads == 2
 
 
 def test_gradient_norms_of_both_critics_are_logged_as_norms_with_their_ratio() -> None:

@@ -205,6 +205,7 @@ NOT_STATE = {
     "observation_space", "action_space", "policy_kwargs", "verbose", "defaults",  # configuration
     "t",  # wall time of an episode
     "addresses",  # where gradients lie in memory, looked up before every use
+    "trials", "n_threads",  # which number of threads is faster here; no bit depends on it
     "made",  # rooms in which threads compute, filled before every use; which thread had which batch is chance
 }  # fmt: skip
 

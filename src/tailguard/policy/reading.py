@@ -106,14 +106,6 @@ class TrunkReader:
         return Found(*(np.empty(extent, np.float32) for extent in extents))
 
 
-def nothing_aside(x: Tensor) -> Aside:
-    return Aside(x.new_zeros(0, x.shape[-1]), np.zeros((0, 2), np.int64))
-
-
-def nothing_next(x: Tensor) -> Next:
-    return Next(x.new_zeros(0, x.shape[-1]), np.zeros(0, np.bool_))
-
-
 def seen_of(passage: Passage) -> Seen:
     """The same as arrays; the state is a copy that the loops carry along."""
     hidden, cell = (np.array(part.numpy(), order="C") for part in passage.state)

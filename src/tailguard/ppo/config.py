@@ -72,8 +72,8 @@ class PPOConfig(Config):
     max_skipped_steps: PositiveInt = 10
     """Non-finite steps in a row after which training stops with an error."""
     update_threads: PositiveInt | None = None
-    """Threads that share an update, at most two for the actor and two per critic; None takes the machine's cores.
-    Results do not depend on it."""
+    """Threads that share an update, at most two for the actor and two per critic; None tries one and one per core at
+    the start and keeps the faster. Results do not depend on it."""
     env_timeout: PositiveFloat = 60.0
     """Seconds without an answer after which the worker process of an environment is given up (SubprocVecEnv)."""
     torch_threads: PositiveInt | None = 1

@@ -6,12 +6,16 @@ import ctypes
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
+from tailguard.loops import one_by_one
+
+N_TRIALS = 8  # of each number of threads
 KEPT_BYTES = 1 << 30  # below this, freed memory stays with the process
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # glibc's names for mallopt
 
@@ -20,17 +24,35 @@ class Threads:
     """Runs a few functions that share nothing; results do not depend on how many threads there are."""
 
     def __init__(self, n_threads: int | None, n_pieces: int, torch_threads: int | None) -> None:
-        """`n_threads` None takes the machine's cores, but not more than there are pieces."""
-        self.n_threads = min(n_threads or available_cores(), n_pieces)
+        """`n_threads` None tries one thread and one per core (at most one per piece), and keeps the faster."""
+        self.n_threads, self.n_pieces = min(n_threads or available_cores(), n_pieces), n_pieces
+        tried = () if n_threads is not None or self.n_threads == 1 else (1, self.n_threads)
+        self.trials: dict[int, list[float]] = {count: [] for count in tried}
         self.torch_threads = torch_threads
         self.pool: ThreadPoolExecutor | None = None
 
     def run(self, pieces: Sequence[Callable[[], Any]]) -> list[Any]:
         """What each piece returns; every thread, the calling one too, takes the next piece until none is left."""
-        if self.n_threads == 1 or len(pieces) == 1:
-            return [piece() for piece in pieces]
+        if self.trials and len(pieces) == self.n_pieces:
+            return self.run_and_compare(pieces)
+        return self.run_on(self.n_threads, pieces)
+
+    def run_and_compare(self, pieces: Sequence[Callable[[], Any]]) -> list[Any]:
+        """The numbers of threads take turns; after some runs of each, the one of the fastest run is kept."""
+        count = min(self.trials, key=lambda count: len(self.trials[count]))
+        began = time.perf_counter()
+        results = self.run_on(count, pieces)
+        self.trials[count].append(time.perf_counter() - began)
+        if all(len(seconds) == N_TRIALS for seconds in self.trials.values()):
+            self.n_threads = min(self.trials, key=lambda count: min(self.trials[count]))
+            self.trials = {}
+        return results
+
+    def run_on(self, n_threads: int, pieces: Sequence[Callable[[], Any]]) -> list[Any]:
+        if n_threads == 1 or len(pieces) == 1:
+            return one_by_one(pieces)
         if self.pool is None:
-            self.pool = ThreadPoolExecutor(self.n_threads - 1, "tailguard-update", initializer=self.limit_torch)
+            self.pool = ThreadPoolExecutor(n_threads - 1, "tailguard-update", initializer=self.limit_torch)
         results: list[Any] = [None] * len(pieces)
         waiting = iter(range(len(pieces)))  # asking a range's iterator for the next is one step of the interpreter
 
@@ -38,7 +60,7 @@ class Threads:
             while (i := next(waiting, None)) is not None:
                 results[i] = pieces[i]()
 
-        others = [self.pool.submit(work) for _ in range(min(self.n_threads, len(pieces)) - 1)]
+        others = [self.pool.submit(work) for _ in range(min(n_threads, len(pieces)) - 1)]
         try:
             work()
         finally:
