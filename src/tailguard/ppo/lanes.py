@@ -111,7 +111,8 @@ class CompiledTrunk:
 
     def lanes(self, batch: SequenceBatch, observations: Tensor, state: State) -> list[Callable[[], Lane]]:
         """Two halves of a batch, each with room of the thread that asks for it."""
-        seen = Seen(observations.numpy(), batch.starts, *(part.contiguous().numpy() for part in state))
+        starts = np.ascontiguousarray(batch.starts)  # one layout, one compilation
+        seen = Seen(observations.numpy(), starts, *(part.contiguous().numpy() for part in state))
         n_steps, n_sequences = batch.valid.shape
         middle, size, weights = -(-n_sequences // N_LANES), lane_size(n_sequences), self.stretch.weights
         lay_out = Once(partial(pack, self.shape, weights, self.packed))
