@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from statistics import median
@@ -19,7 +18,7 @@ from benchmarks.peers.learners import LEARNERS, OURS
 from benchmarks.peers.measure import Clock, run_cycles, watch_ours
 from benchmarks.results import markdown_table, parser_of, publish
 from tailguard.loops import compiled
-from tailguard.policy.trunk_kernel import pack, trunk_forward
+from tailguard.policy.trunk_kernel import trunk_forward
 from tailguard.ppo.update import Learner
 
 MODULE = "benchmarks.stages"
@@ -31,7 +30,6 @@ REPEATS = 5
 def forward_lane(lane):  # type: ignore[no-untyped-def]
     """What a lane does before its loss."""
     blas, shape, weights, _, room, seen, start, end = lane
-    pack(shape, weights, room.packed)
     for low in range(start, end, room.kept.shape[1]):
         trunk_forward(blas, shape, weights, room, seen, low, end)
 
@@ -43,7 +41,12 @@ def forward_share(model: Any) -> float:
     trunks = [(learner.compiled_actor.trunk, batch.actor_state)]
     trunks += [(critic.trunk, batch.critic_states[critic.c]) for critic in learner.compiled_critics]
     lanes = [lane() for trunk, state in trunks for lane in trunk.lanes(batch, batch.observations, state)]
-    works = partial(learner.backward, batch, model.knobs(), 1.0), lambda: [forward_lane(lane) for lane in lanes]
+
+    def gradient() -> None:
+        learner.vector.drop_gradients()
+        learner.backward(batch, model.knobs(), 1.0)
+
+    works = gradient, lambda: [forward_lane(lane) for lane in lanes]
     whole, forward = ([seconds(work) for _ in range(REPEATS)] for work in works)
     return median(forward) / median(whole)
 

@@ -48,9 +48,10 @@ def wide_vectors(typing_context: Any) -> Any:
 
 @emitted  # type: ignore[untyped-decorator]
 def arrays_apart(typing_context: Any) -> Any:
-    """Promise that the arrays given to the function that calls this share no memory.
+    """Promise that the arrays given to the function that calls this share no memory, and that it keeps none of them.
 
     LLVM would look before every loop, and take the slow one where rows of one array lie between those of another.
+    Rows of one array may be given: they share what counts references, so the function must leave that alone.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:

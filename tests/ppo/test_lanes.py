@@ -11,6 +11,7 @@ from gymnasium import spaces
 from torch.testing import assert_close
 
 from tailguard import DistributionalPPO
+from tailguard.ppo import lanes
 from tests.agents import collected, tiny_agent
 from tests.environments import Identity, cartpole, pendulum, vectorized
 from tests.ppo.test_update import flat_gradient
@@ -27,7 +28,10 @@ SETTINGS: list[dict[str, Any]] = [
     {"policy_kwargs": {"hidden_from_critics": [0]}},
     {"risk": {"mode": "episode", "weight": 0.5, "horizon": 16}},
     {"risk": {"mode": "episode", "weight": 0.5, "horizon": 16}, "policy_kwargs": {"net_arch": []}},
+    {"policy_kwargs": {"lstm_hidden_size": 20}},
+    {"critic": {"twin": False}},
 ]
+NAMES = ["plain", "deep", "flat", "blinkers", "risk", "flat risk", "wide", "single"]
 
 
 def moved(env: str, settings: dict[str, Any]) -> DistributionalPPO:
@@ -40,7 +44,7 @@ def moved(env: str, settings: dict[str, Any]) -> DistributionalPPO:
 
 
 @pytest.mark.parametrize("micro", [None, 3])
-@pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "deep", "flat", "blinkers", "risk", "flat risk"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
 @pytest.mark.parametrize("env", ENVS)
 def test_gradients_and_figures_equal_torchs(env: str, settings: dict[str, Any], micro: int | None) -> None:
     agent = moved(env, settings)
@@ -54,6 +58,15 @@ def test_gradients_and_figures_equal_torchs(env: str, settings: dict[str, Any], 
     assert_close(found, expected, atol=1e-6, rtol=1e-4)
     assert float(expected.abs().max()) > 1e-3
     assert figures == pytest.approx(figures_of(agent, batch), rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_lane_that_works_in_several_goes_has_the_same_gradient(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = moved("gaussian", {})
+    batch = agent.sequences()
+    expected = flat_gradient(agent, batch, None)
+    monkeypatch.setattr(lanes, "MOST_SEQUENCES", size)
+    assert_close(flat_gradient(agent, batch, None), expected, atol=1e-7, rtol=1e-4)
 
 
 def figures_of(agent: DistributionalPPO, batch: Any) -> list[float]:

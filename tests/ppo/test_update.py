@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import cycle
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -125,19 +125,19 @@ def test_the_number_of_threads_changes_no_bit() -> None:
 def test_the_faster_number_of_threads_is_kept(
     alone: float, together: float, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
     monkeypatch.setattr("tailguard.ppo.threads.available_cores", lambda: 2)
-    clock, costs = [0.0], cycle([alone, together])  # the two numbers of threads take turns
-    monkeypatch.setattr("tailguard.ppo.threads.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("tailguard.ppo.threads.time", clock)
     threads = Threads(None, 2, None)
+    for sequences in [32, 1] * N_TRIALS:  # the last batch of an epoch is smaller, and always meets the same number
 
-    def long_piece() -> str:
-        clock[0] += next(costs)
-        return "long"
+        def long_piece(seconds: float = sequences * (alone if threads.count == 1 else together)) -> str:
+            clock.now += seconds
+            return "long"
 
-    for _ in range(2 * N_TRIALS):
-        assert threads.run([long_piece, lambda: "short"]) == ["long", "short"]
+        assert threads.run_measured([long_piece, lambda: "short"], sequences) == ["long", "short"]
     assert threads.trials == {}
-    assert threads.n_threads == kept
+    assert threads.n_threads == threads.count == kept
 
 
 def test_a_number_of_threads_that_was_asked_for_is_not_questioned() -> None:

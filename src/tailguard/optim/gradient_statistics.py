@@ -185,7 +185,7 @@ class GradientStatistics:
 
     @cached_property
     def _observed_places(self) -> Tensor:
-        """Where the observed elements lie among all elements, tensor after tensor; sizes never change."""
+        """Where the observed elements lie among all elements, tensor after tensor; until `reset`."""
         tensor_starts = np.repeat(np.cumsum(self.sizes) - self.sizes, np.diff(self.firsts))
         starts, lengths = self.blocks
         within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)

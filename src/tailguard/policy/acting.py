@@ -93,7 +93,8 @@ class CompiledActing(Acting):
         self.kept = np.empty_like(self.noise)
 
     def act(self, t: int, observations: NDArray[np.float32], state: State) -> tuple[NDArray[np.float32], State]:
-        output, state = self.compiled_step.on_arrays(observations, state)
+        seen = np.require(observations, np.float32, ["C", "W"])  # one layout, one compilation
+        output, state = self.compiled_step.on_arrays(seen, state)
         self.kept[t] = output
         return output + self.noise[t], state
 

@@ -191,7 +191,7 @@ def make_critic_head(in_features: int, config: CriticConfig) -> CriticHead:
 
 
 def aggregate(quantiles: Sequence[Tensor], masses: Tensor, how: Literal["mean", "min"]) -> Tensor:
-    """One law from several critics' (..., Q): the mean of their quantile functions, or the lower of them (eq. 4)."""
+    """One law from one or two critics' (..., Q): the mean of their quantile functions, or the lower of them (eq. 4)."""
     if len(quantiles) == 1:
         return quantiles[0]
     first, second = quantiles

@@ -83,8 +83,8 @@ class TrunkReader:
         """All of it in one compiled call; features are left out where nobody asks."""
         n_features = self.n_features if with_features else 0
         seen = seen_of(passage)
-        ends = seen_of(Passage(aside.x[None], np.zeros((1, len(aside.x)), np.bool_), self.fresh_state(len(aside.x))))
-        after = seen_of(Passage(following.x[None], following.starts[None], self.fresh_state(len(following.x))))
+        ends = seen_of(Passage(aside.x[None], np.zeros((1, len(aside.x)), np.bool_), self.room_for_state(len(aside.x))))
+        after = seen_of(Passage(following.x[None], following.starts[None], self.room_for_state(len(following.x))))
         found, found_aside, found_next = (self.findings(part, n_features) for part in (seen, ends, after))
         length, size = piece_sizes(self.sequence_length, seen.starts.shape[1])
         rooms = ROOMS.of(self.shape, length, size), ROOMS.of(self.shape, 1, size)
@@ -94,8 +94,8 @@ class TrunkReader:
         states = [state_of(*before) for before in zip(found.hidden, found.cell, strict=True)]
         return Read(said(found), said_once(found_aside), said_once(found_next), states, state_of(*seen[2:]))
 
-    def fresh_state(self, n: int) -> State:
-        """Room for the state of n environments."""
+    def room_for_state(self, n: int) -> State:
+        """Of n environments, to be filled."""
         extents = self.shape.n_layers, n, self.shape.n_units
         return State(torch.empty(extents), torch.empty(extents))
 

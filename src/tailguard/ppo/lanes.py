@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tailguard.errors import StateError
 from tailguard.loops import compiled
 from tailguard.losses.surrogate import actor_objective_kernel
 from tailguard.losses.value import quantile_huber_kernel
@@ -107,7 +108,10 @@ class CompiledTrunk:
         own = [parameter for parameter in vector.parameters if id(parameter) in inside]
         self.stretch = Stretch(vector, own, N_LANES)
         self.shape = shape_of(memory, trunk.linear(last), trunk.activation, self.stretch.begins)
-        self.rooms, self.packed = rooms, aligned_zeros(memory_size(self.shape))
+        size = memory_size(self.shape)
+        if size > self.shape.dense[:, :2].min() or size < self.shape.recurrent.max():
+            raise StateError("The loops need a trunk's memory to come first among its parameters.")
+        self.rooms, self.packed = rooms, aligned_zeros(size)
 
     def lanes(self, batch: SequenceBatch, observations: Tensor, state: State) -> list[Callable[[], Lane]]:
         """Two halves of a batch, each with room of the thread that asks for it."""

@@ -25,27 +25,31 @@ class Threads:
 
     def __init__(self, n_threads: int | None, n_pieces: int, torch_threads: int | None) -> None:
         """`n_threads` None tries one thread and one per core (at most one per piece), and keeps the faster."""
-        self.n_threads, self.n_pieces = min(n_threads or available_cores(), n_pieces), n_pieces
+        self.n_threads = min(n_threads or available_cores(), n_pieces)
         tried = () if n_threads is not None or self.n_threads == 1 else (1, self.n_threads)
-        self.trials: dict[int, list[float]] = {count: [] for count in tried}
+        self.trials: dict[int, list[float]] = {count: [] for count in tried}  # seconds per unit of work
         self.torch_threads = torch_threads
         self.pool: ThreadPoolExecutor | None = None
 
+    @property
+    def count(self) -> int:
+        """Threads that the next measured run takes: while they are compared, the numbers take turns."""
+        return min(self.trials, key=lambda count: len(self.trials[count])) if self.trials else self.n_threads
+
     def run(self, pieces: Sequence[Callable[[], Any]]) -> list[Any]:
         """What each piece returns; every thread, the calling one too, takes the next piece until none is left."""
-        if self.trials and len(pieces) == self.n_pieces:
-            return self.run_and_compare(pieces)
         return self.run_on(self.n_threads, pieces)
 
-    def run_and_compare(self, pieces: Sequence[Callable[[], Any]]) -> list[Any]:
-        """The numbers of threads take turns; after some runs of each, the one of the fastest run is kept."""
-        count = min(self.trials, key=lambda count: len(self.trials[count]))
-        began = time.perf_counter()
+    def run_measured(self, pieces: Sequence[Callable[[], Any]], work: float) -> list[Any]:
+        """The same for pieces that do so much work. After some runs of each number of threads, that of the fastest
+        run, by its work, is kept."""
+        count, began = self.count, time.perf_counter()
         results = self.run_on(count, pieces)
-        self.trials[count].append(time.perf_counter() - began)
-        if all(len(seconds) == N_TRIALS for seconds in self.trials.values()):
-            self.n_threads = min(self.trials, key=lambda count: min(self.trials[count]))
-            self.trials = {}
+        if self.trials:
+            self.trials[count].append((time.perf_counter() - began) / work)
+            if all(len(seconds) == N_TRIALS for seconds in self.trials.values()):
+                self.n_threads = min(self.trials, key=lambda count: min(self.trials[count]))
+                self.trials = {}
         return results
 
     def run_on(self, n_threads: int, pieces: Sequence[Callable[[], Any]]) -> list[Any]:

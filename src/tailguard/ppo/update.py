@@ -114,14 +114,15 @@ class Learner:
         jobs = [self.actor_job(batch, now, share)]
         jobs += [self.critic_job(c, batch, now, share) for c in range(len(self.policy.critics))]
         order = self.order(jobs)
-        results = dict(zip(order, self.threads.run([jobs[j].pieces[i] for j, i in order]), strict=True))
+        pieces = [jobs[j].pieces[i] for j, i in order]
+        results = dict(zip(order, self.threads.run_measured(pieces, batch.n_sequences), strict=True))
         losses, *values = (job.finish([results[j, i] for i in range(len(job.pieces))]) for j, job in enumerate(jobs))
         return losses, values
 
     def order(self, jobs: Sequence[Job]) -> list[tuple[int, int]]:
         """(job, piece) one after another: two threads begin with jobs of their own, one thread ends what it began."""
         pieces = [(j, i) for j, job in enumerate(jobs) for i in range(len(job.pieces))]
-        return pieces if self.threads.n_threads == 1 else sorted(pieces, key=lambda at: (at[0] // 2, at[1]))
+        return pieces if self.threads.count == 1 else sorted(pieces, key=lambda at: (at[0] // 2, at[1]))
 
     def actor_job(self, batch: SequenceBatch, now: Knobs, share: float) -> Job:
         if self.compiled_actor is not None and self.compiled_actor.free:

@@ -1,4 +1,4 @@
-"""Collecting a rollout: the actor steps alone, and the critics judge the finished rollout in fused calls."""
+"""Collecting a rollout: the actor steps alone, and each critic judges the finished rollout in one call."""
 
 from __future__ import annotations
 
