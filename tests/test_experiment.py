@@ -15,7 +15,7 @@ from tailguard.presets import preset
 def test_a_preset_is_completed_by_its_own_settings() -> None:
     config = experiment_config({"preset": "regime"})
     assert config.ppo == preset("regime").config
-    assert (config.n_envs, config.steps) == (64, 800_000)
+    assert (config.n_envs, config.steps) == (64, 1_000_000)
 
 
 def test_overrides_beat_names_beat_the_file_beats_the_preset(tmp_path: Path) -> None:

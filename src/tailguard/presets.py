@@ -63,7 +63,7 @@ def trading_config(**settings: Any) -> PPOConfig:
 
 def regime(**constants: Any) -> Preset:
     """Hidden two-state drift, only returns are seen: without memory there is nothing to earn."""
-    return Preset("regime", oracle_market("regime", **constants), trading_config(), 800_000)
+    return Preset("regime", oracle_market("regime", **constants), trading_config(), 1_000_000)
 
 
 def regime_hard() -> Preset:
