@@ -29,9 +29,9 @@ REPEATS = 5
 @compiled
 def forward_lane(lane):  # type: ignore[no-untyped-def]
     """What a lane does before its loss."""
-    blas, shape, weights, _, room, seen, start, end = lane
+    blas, shape, weights, packed, _, room, seen, start, end = lane
     for low in range(start, end, room.kept.shape[1]):
-        trunk_forward(blas, shape, weights, room, seen, low, end)
+        trunk_forward(blas, shape, weights, packed, room, seen, low, end)
 
 
 def forward_share(model: Any) -> float:

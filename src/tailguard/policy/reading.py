@@ -17,7 +17,7 @@ from tailguard.policy.blas import Array, blas
 from tailguard.policy.lstm_kernel import ZERO
 from tailguard.policy.recurrent import LSTM, State
 from tailguard.policy.rooms import Rooms
-from tailguard.policy.trunk_kernel import Seen, features_of, last_out, pack, trunk_forward, weights_of
+from tailguard.policy.trunk_kernel import Seen, features_of, last_out, packed_weights, trunk_forward, weights_of
 
 MOST_SEQUENCES = 64  # at a time
 MOST_ROWS = 512  # steps of sequences at a time
@@ -77,6 +77,7 @@ class TrunkReader:
 
     def __init__(self, memory: LSTM, linear: Sequence[nn.Linear], activation: str, sequence_length: int) -> None:
         self.shape, self.flat = weights_of(memory, linear, activation)
+        self.packed = packed_weights(self.shape, self.flat)
         self.sequence_length, self.n_features, self.n_outputs = sequence_length, *linear[-1].weight.shape[::-1]
 
     def read(self, passage: Passage, aside: Aside, following: Next, with_features: bool) -> Read:
@@ -88,7 +89,7 @@ class TrunkReader:
         found, found_aside, found_next = (self.findings(part, n_features) for part in (seen, ends, after))
         length, size = piece_sizes(self.sequence_length, seen.starts.shape[1])
         rooms = ROOMS.of(self.shape, length, size), ROOMS.of(self.shape, 1, size)
-        trunk = blas(), self.shape, self.flat, *rooms, self.sequence_length
+        trunk = blas(), self.shape, self.flat, self.packed, *rooms, self.sequence_length
         where = np.ascontiguousarray(aside.where)  # one layout, one compilation
         rollout_kernel(trunk, seen, found, where, ends, found_aside, after, found_next)
         states = [state_of(*before) for before in zip(found.hidden, found.cell, strict=True)]
@@ -136,9 +137,6 @@ def piece_sizes(sequence_length: int, n_envs: int) -> tuple[int, int]:
 @compiled
 def rollout_kernel(trunk, seen, found, where, ends, found_ends, after, found_after):  # type: ignore[no-untyped-def]
     """All steps, the observations aside from the states after `where`, and those after the last step."""
-    _, shape, flat, whole, single, _ = trunk
-    pack(shape, flat, whole.packed)
-    single.packed[:] = whole.packed
     parts, results = (seen, ends, after), (found, found_ends, found_after)
     for i in range(3):  # one call in the text, so that the loops are compiled once
         read_kernel(trunk, parts[i], results[i], where if i == 0 else where[:0], ends)
@@ -150,7 +148,7 @@ def rollout_kernel(trunk, seen, found, where, ends, found_ends, after, found_aft
 @compiled
 def read_kernel(trunk, seen, found, where, ends):  # type: ignore[no-untyped-def]
     """Fill `found` and the states of `ends`; seen.hidden and seen.cell become the state after the last step."""
-    blas, shape, flat, whole, single, sequence_length = trunk
+    whole, single, sequence_length = trunk[4:]
     n_steps, n_envs = seen.starts.shape
     length, size = whole.kept.shape
     for low in range(0, n_envs, size):
@@ -163,7 +161,7 @@ def read_kernel(trunk, seen, found, where, ends):  # type: ignore[no-untyped-def
             first = begin
             while first < end:
                 room = whole if first + length <= end else single
-                read_piece(blas, shape, flat, room, seen, first, low, high, found)
+                read_piece(trunk[:4], room, seen, first, low, high, found)
                 keep_ended(room, first, low, high, where, ends)
                 first += len(room.kept)
 
@@ -178,13 +176,14 @@ def forget_where_episodes_start(seen, t, low, high):  # type: ignore[no-untyped-
 
 
 @compiled
-def read_piece(blas, shape, flat, room, seen, first, low, high, found):  # type: ignore[no-untyped-def]
+def read_piece(weights, room, seen, first, low, high, found):  # type: ignore[no-untyped-def]
     """As many steps as the room holds, from `first` on, of environments low .. high."""
+    blas, shape, flat, packed = weights
     n_steps, size = room.kept.shape
     last, n = first + n_steps, high - low
     forget_where_episodes_start(seen, first, low, high)
     piece = Seen(seen.x[first:last], seen.starts[first:last], seen.hidden, seen.cell)
-    trunk_forward(blas, shape, flat, room, piece, low, high)
+    trunk_forward(blas, shape, flat, packed, room, piece, low, high)
     copy_rows(last_out(shape, room, room.outs), size, found.output[first:last], low, high)
     if found.features.size:
         copy_rows(features_of(shape, room), size, found.features[first:last], low, high)

@@ -10,7 +10,7 @@ MOST_ROOMS = 8
 
 
 class Rooms(threading.local):
-    """Each thread's own. What lies in a room means nothing to the next who asks for it, weights included."""
+    """Each thread's own. What lies in a room means nothing to the next who asks for it."""
 
     def __init__(self) -> None:
         self.made: dict[tuple[int, ...], Room] = {}

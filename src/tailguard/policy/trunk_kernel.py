@@ -40,7 +40,6 @@ class Room(NamedTuple):
 
     kept: Array  # (L, b) 0 where an episode starts, 1 elsewhere
     first: Array  # (layers, b, H) cells before the first step
-    packed: Array  # weights of the memory, (K, 4H) per layer
     joined: Array  # (L, b, K) per layer
     gates: Array  # (layers, L, b, 4, H)
     cells: Array  # (layers, L, b, H)
@@ -108,7 +107,6 @@ def room_for(shape: Shape, n_steps: int, n_sequences: int) -> Room:
     return Room(
         kept=aligned_zeros(n_steps, n_sequences),
         first=aligned_zeros(layers, n_sequences, units),
-        packed=aligned_zeros(memory_size(shape)),
         joined=aligned_zeros(n_steps * n_sequences * n_columns),
         gates=aligned_zeros(layers, n_steps, n_sequences, 4, units),
         cells=aligned_zeros(layers, n_steps, n_sequences, units),
@@ -205,6 +203,13 @@ def recurrent_of(shape, flat, k):  # type: ignore[no-untyped-def]
     )
 
 
+def packed_weights(shape: Shape, flat: Array) -> Array:
+    """The memory's weights for the way there, (K, 4H) per layer."""
+    packed = aligned_zeros(memory_size(shape))
+    pack(shape, flat, packed)
+    return packed
+
+
 @compiled
 def pack(shape, flat, packed):  # type: ignore[no-untyped-def]
     """Lay the memory's weights out for the way there: [hidden | input | bias], turned."""
@@ -275,8 +280,8 @@ def turn_loosely(matrix, added, result):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def trunk_forward(blas, shape, flat, room, seen, low, high):  # type: ignore[no-untyped-def]
-    """Fill the room for sequences low .. high (as many as it holds; the rest sees zeros); the weights are packed."""
+def trunk_forward(blas, shape, flat, packed, room, seen, low, high):  # type: ignore[no-untyped-def]
+    """Fill the room for sequences low .. high (as many as it holds; the rest sees zeros)."""
     take_up(shape, room, seen, low, high)
     n_steps, size, n_units = room.d_hidden.shape
     for k in range(shape.n_layers):
@@ -288,7 +293,7 @@ def trunk_forward(blas, shape, flat, room, seen, low, high):  # type: ignore[no-
             joined[:, :, n_units : 2 * n_units] = room.hidden[k - 1]
         forward_kernel(
             blas,
-            packed_of(shape, room.packed, k),
+            packed_of(shape, packed, k),
             room.kept,
             room.first[k],
             joined,

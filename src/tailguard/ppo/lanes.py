@@ -69,6 +69,7 @@ class Lane(NamedTuple):
     blas: Blas
     shape: Shape
     weights: Array  # (P,) of the trunk and its head
+    packed: Array  # the memory's, for the way there
     gradient: Array  # (P,)
     room: Room
     seen: Seen
@@ -123,8 +124,8 @@ class CompiledTrunk:
 
         def lane(i: int, low: int, high: int) -> Lane:
             lay_out()
-            room = self.rooms.of(self.shape, n_steps, size)._replace(packed=self.packed)
-            return Lane(blas(), self.shape, weights, self.stretch.gradients[i], room, seen, low, high)
+            room, gradient = self.rooms.of(self.shape, n_steps, size), self.stretch.gradients[i]
+            return Lane(blas(), self.shape, weights, self.packed, gradient, room, seen, low, high)
 
         return [partial(lane, 0, 0, middle), partial(lane, 1, middle, n_sequences)]
 
@@ -206,7 +207,7 @@ class CompiledActor:
 @compiled
 def actor_lane(lane, taken):  # type: ignore[no-untyped-def]
     """Fill a lane's gradient; returns the sums of actor_objective_kernel."""
-    blas, shape, weights, gradient, room, seen, start, end = lane
+    blas, shape, weights, packed, gradient, room, seen, start, end = lane
     n_steps, size = room.kept.shape
     rows, output, d_output = n_steps * size, last_out(shape, room, room.outs), last_out(shape, room, room.d_outs)
     low, high = taken.log_std
@@ -219,7 +220,7 @@ def actor_lane(lane, taken):  # type: ignore[no-untyped-def]
     sums = np.zeros(5)
     clear(shape, gradient, start == end)
     for low in range(start, end, size):
-        trunk_forward(blas, shape, weights, room, seen, low, end)
+        trunk_forward(blas, shape, weights, packed, room, seen, low, end)
         find_valid(taken.valid, low, end, valid)
         gather_taken(taken, low, valid, actions, old, advantage)
         law_terms(output, log_std, actions, parameters, log_prob, entropy)
@@ -319,7 +320,7 @@ class CompiledCritic:
 @compiled
 def critic_lane(lane, lesson, beside):  # type: ignore[no-untyped-def]
     """Fill a lane's gradients; returns the sums of the critic's and of the risk value's losses."""
-    blas, shape, weights, gradient, room, seen, start, end = lane
+    blas, shape, weights, packed, gradient, room, seen, start, end = lane
     n_steps, size = room.kept.shape
     rows, output, d_output = n_steps * size, last_out(shape, room, room.outs), last_out(shape, room, room.d_outs)
     samples, loss = np.zeros((rows, lesson.target.shape[2]), np.float32), np.zeros(rows, np.float32)
@@ -328,7 +329,7 @@ def critic_lane(lane, lesson, beside):  # type: ignore[no-untyped-def]
     clear(shape, gradient, start == end)
     beside.gradient[:] = ZERO
     for low in range(start, end, size):
-        trunk_forward(blas, shape, weights, room, seen, low, end)
+        trunk_forward(blas, shape, weights, packed, room, seen, low, end)
         find_valid(lesson.valid, low, end, counts)
         for m in range(rows):
             if counts[m]:
