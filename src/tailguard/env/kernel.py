@@ -169,18 +169,18 @@ def close_bar(
     cash: Array,
     units: Array,
     entry: Array,
-    length: int,
-    least: float,
     out: Array,
     growth: Array,
     ended: npt.NDArray[np.bool_],
-    *market: Any,
+    *rules: Any,
 ) -> int:
-    """`advance`, the growth of equity (N,) in it where less than `least` counts as `least`, and `end_bar`.
+    """`advance`, the growth of equity (N,) in it, and `end_bar`.
 
-    left:   (N,) takes the bars that the step leaves
-    market: all of Tape, CostRates and Limits, one by one: numba asks four times as much for named tuples
+    left:  (N,) takes the bars that the step leaves
+    rules: bars of an episode, the equity that counts where there is less, and all of Tape, CostRates and Limits, one by
+           one: numba asks four times as much for named tuples
     """
+    length, least, market = rules[0], rules[1], rules[2:]
     tape, rates = Tape(*market[:N_TAPE]), CostRates(*market[N_TAPE:N_BEFORE_LIMITS])
     limits, equity_now = Limits(*market[N_BEFORE_LIMITS:]), out[0]
     for n in range(t.size):

@@ -90,10 +90,10 @@ class TradingVecEnv(VecEnv):
             raise ConfigError(f"{len(self.feature_names)} names for {np.shape(features)[2]} features.")
         self._tape = tape_of(bars, self.config.costs)
         self._limits = limits_of(self.config.account)
-        self._market = (*self._tape, *cost_rates(self.config.costs, bars.bars_per_year), *self._limits)
         self._cash = float(self.config.account.initial_cash)
-        self._least = least_equity(self._cash)
         self.first, self.length, self._n_starts = episode_plan(window or (0, len(bars)), look_back, self.config)
+        market = (*self._tape, *cost_rates(self.config.costs, bars.bars_per_year), *self._limits)
+        self._rules = (self.length, least_equity(self._cash), *market)
         self._starts = None if starts is None else checked_starts(starts, n_envs, self.first, self._n_starts)
         self._digest: str | None = None
         n_assets = len(bars.symbols)
@@ -224,12 +224,10 @@ class TradingVecEnv(VecEnv):
             self._money,
             self._units,
             self._entry,
-            self.length,
-            self._least,
             self._out,
             growth,
             ended,
-            *self._market,
+            *self._rules,
         )
         self.rewards = np.log(growth)  # not in the kernel: the last bit of a logarithm is the library's own
         rewards, observation = np.empty(n, np.float32), np.empty((n, self.layout.size), np.float32)
