@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from tailguard.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler, gating, kernels
-from tailguard.optim.gating import LARGE, GatedOptimizer
+from tailguard.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler, kernels, shares
+from tailguard.optim.gating import GatedOptimizer
+from tailguard.optim.shares import LARGE
 from tailguard.ppo.threads import Threads
 
 MODES = [
@@ -26,7 +27,7 @@ MODES = [
 @pytest.mark.parametrize("large", [2_048, LARGE])
 def test_fused_and_torch_paths_agree(ours, options, large, monkeypatch):
     """Sizes around the kernels' block of 1,024. Noisy steps: agreement after ten is agreement of every part."""
-    monkeypatch.setattr(gating, "LARGE", large)  # with the first the largest parameter moves in two shares
+    monkeypatch.setattr(shares, "LARGE", large)  # with the first the largest parameter moves in two shares
     settings = {"lr": 0.01, "sigma": 0.1, "weight_decay": 0.1, **options}
     weights, gates = [], []
     for fused in (True, False):

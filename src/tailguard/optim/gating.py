@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -13,23 +13,16 @@ from torch.optim import Optimizer
 
 from tailguard.errors import ConfigError, StateError, did_you_mean
 from tailguard.loops import Run, one_by_one
-from tailguard.optim.kernels import BLOCK, Array
+from tailguard.optim.kernels import Array
 from tailguard.optim.noise import NoisePool
+from tailguard.optim.shares import Part, parts_of
 
 Gate = Literal["max", "minmax"]
 Protect = Literal["weights", "noise"]
 Group = dict[str, Any]
 
 STATE_VERSION = 1
-LARGE = 1 << 18  # from here on a second core is worth its call
 MODES: dict[str, tuple[str, ...]] = {"gate": ("max", "minmax"), "protect": ("weights", "noise")}
-
-
-class Part(NamedTuple):
-    """What one call of a fused kernel works on: a parameter, or a share of a large one."""
-
-    place: int  # in the concatenation of all parameters: where its noise is read
-    arrays: list[Array]  # parameter, gradient and buffers
 
 
 @dataclass
@@ -357,19 +350,6 @@ class GatedOptimizer(Optimizer):
 def flat(tensor: Tensor) -> Array:
     """A CPU tensor as a one-dimensional array: on the same memory when it is contiguous, as a copy otherwise."""
     return tensor.detach().numpy().reshape(-1)
-
-
-def extremes_of(found: list[tuple[float, float]]) -> tuple[float, float]:
-    """(min, max) over all parts."""
-    return min(low for low, _ in found), max(high for _, high in found)
-
-
-def parts_of(arrays: list[Array], place: int) -> list[Part]:
-    """Large arrays in two shares, always the same ones, so that results do not depend on who works on them."""
-    size = arrays[0].size
-    middle = size // 2 // BLOCK * BLOCK if size >= LARGE else 0
-    cuts = [slice(0, middle), slice(middle, size)] if middle else [slice(0, size)]
-    return [Part(place + cut.start, [array[cut] for array in arrays]) for cut in cuts]
 
 
 def is_fusable(param: Tensor) -> bool:
