@@ -225,7 +225,7 @@ def conclude(
     """Enter the trial into the ledger, assess, write the files and the report."""
     ledger.record(folder.path, trial_of(subject, strategy))
     trials = ledger.gather(folder.path.parent, subject.data, subject.split)
-    result = assess(
+    found = assess(
         exam.env.bars,
         strategy,
         subject,
@@ -234,9 +234,9 @@ def conclude(
         account=exam.env.config.account,
         levels=levels,
         features=exam.features,
-        optimum=optimum_of(exam, strategy),
         **{"other_trials": returns_of_others(folder, trials, strategy), **more},
     )
+    result = replace(found, optimum=optimum_of(exam, strategy))
     assessments.save(result, evaluation_folder(folder), subject.split)
     write_report(result, training_record(folder), report_file(folder))
     return result

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tailguard.env import AccountRules, Costs
-from tailguard.evaluation.assessment import Assessment, Subject, assess
+from tailguard.evaluation.assessment import Assessment, OptimumFound, Subject, assess
 from tailguard.evaluation.backtest import Backtest, follow_targets
 from tailguard.evaluation.ledger import TrialCount
 from tailguard.market import Bars
@@ -33,6 +35,8 @@ def foresight(bars: Bars, hit_rate: float, seed: int = 1, costs: Costs = FEES) -
     return follow_targets(bars, targets, 10, costs=costs, account=RULES)
 
 
-def assessed(bars: Bars, strategy: Backtest, trials: TrialCount = ONE, **more) -> Assessment:
+def assessed(
+    bars: Bars, strategy: Backtest, trials: TrialCount = ONE, optimum: OptimumFound | None = None, **more
+) -> Assessment:
     subject = Subject("first", "bars.csv", "abcdef", "test", 0, 1_000, "0123", gamma=0.9, facts=(("Splits", "tttTT"),))
-    return assess(bars, strategy, subject, trials, costs=FEES, account=RULES, **more)
+    return replace(assess(bars, strategy, subject, trials, costs=FEES, account=RULES, **more), optimum=optimum)

@@ -156,7 +156,6 @@ def assess(
     folds: tuple[Fold, ...] = (),
     other_trials: Array | None = None,
     levels: Array | None = None,
-    optimum: OptimumFound | None = None,
     features: Callable[[Bars], npt.NDArray[Any]] | None = None,
 ) -> Assessment:
     """Benchmarks, stress, verdict and checks of a finished backtest.
@@ -178,7 +177,6 @@ def assess(
         folds=folds,
         overfitting=overfitting_among(strategy.returns, other_trials),
         calibration=calibrated(strategy, levels, subject.gamma),
-        optimum=optimum,
         checks=leak_tests(bars, strategy, costs, account, features),
     )
 
