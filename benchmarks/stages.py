@@ -37,14 +37,14 @@ def forward_lane(lane):  # type: ignore[no-untyped-def]
 def forward_share(model: Any) -> float:
     """Of the gradient of one batch: CPU time of the forward loops over that of the whole, by turns, medians."""
     learner: Learner = model.learner
-    batch, *_ = model.sequences().split(model.config.batch_size // model.config.sequence_length)
-    trunks = [(learner.compiled_actor.trunk, batch.actor_state)]
-    trunks += [(critic.trunk, batch.critic_states[critic.c]) for critic in learner.compiled_critics]
-    lanes = [lane() for trunk, state in trunks for lane in trunk.lanes(batch, batch.observations, state)]
+    choice, *_ = model.sequences().whole.split(model.config.batch_size // model.config.sequence_length)
+    readers = [learner.compiled_actor, *learner.compiled_critics]
+    seen = [reader.read(choice.batch)[0]._replace(chosen=choice.chosen) for reader in readers]
+    lanes = [lane() for reader, part in zip(readers, seen, strict=True) for lane in reader.trunk.lanes(part)]
 
     def gradient() -> None:
         learner.vector.drop_gradients()
-        learner.backward(batch, model.knobs(), 1.0)
+        learner.backward(choice, model.knobs(), 1.0)
 
     works = gradient, lambda: [forward_lane(lane) for lane in lanes]
     whole, forward = ([seconds(work) for _ in range(REPEATS)] for work in works)

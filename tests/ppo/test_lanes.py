@@ -71,7 +71,7 @@ def test_a_lane_that_works_in_several_goes_has_the_same_gradient(size: int, monk
 
 def figures_of(agent: DistributionalPPO, batch: Any) -> list[float]:
     """Everything the actor's and the critics' losses report."""
-    actor, critics = agent.learner.backward(batch, agent.knobs(), 1.0)
+    actor, critics = agent.learner.backward(batch.whole, agent.knobs(), 1.0)
     return [
         float(torch.as_tensor(figure).detach()) for figure in (*actor, *(part for loss in critics for part in loss))
     ]

@@ -49,14 +49,14 @@ def test_a_factor_of_one_half_halves_the_step_whether_or_not_the_optimizer_is_sc
             )
         )
         batch, now = agent.sequences(), agent.knobs()
-        for part in batch.split(5):
+        for part in batch.whole.split(5):
             agent.learner.step(part, now, None)
         assert agent.learner.gradient_scaler.get_scaling_factor() == pytest.approx(least)
         agent.learner.optimizer.state.clear()  # both start the last step from fresh moments,
         generator = torch.Generator().manual_seed(0)
         agent.learner.vector.flat.data.copy_(torch.randn(agent.learner.vector.flat.shape, generator=generator) * 0.1)
         before = agent.learner.vector.flat.detach().clone()  # and from the same weights
-        agent.learner.step(batch, now, None)
+        agent.learner.step(batch.whole, now, None)
         return agent.learner.vector.flat.detach() - before
 
     whole, half = step_of(1.0), step_of(0.5)
@@ -66,7 +66,7 @@ def test_a_factor_of_one_half_halves_the_step_whether_or_not_the_optimizer_is_sc
 def test_the_scaler_sees_the_raw_gradient_and_commits_only_steps_that_were_taken() -> None:
     agent = collected(tiny_agent(max_grad_norm=1e-6, vgs={"warmup_steps": 0}))
     batch, now, scaler = agent.sequences(), agent.knobs(), agent.learner.gradient_scaler
-    agent.learner.step(batch, now, None)
+    agent.learner.step(batch.whole, now, None)
     assert scaler.step_count == 1
     assert agent.learner.vector.flat.grad is not None
     clipped = float(agent.learner.vector.flat.grad.norm())
@@ -75,9 +75,9 @@ def test_the_scaler_sees_the_raw_gradient_and_commits_only_steps_that_were_taken
     assert observed > 100 * clipped  # observed before clipping
     hook = agent.policy.actor.layers[0].weight.register_hook(lambda gradient: gradient * float("nan"))
     before = scaler.get_normalized_variance()
-    agent.learner.step(batch, now, None)
+    agent.learner.step(batch.whole, now, None)
     assert scaler.step_count == 1  # the step was skipped, so nothing is committed
     assert scaler.get_normalized_variance() == before
     hook.remove()
-    agent.learner.step(batch, now, None)
+    agent.learner.step(batch.whole, now, None)
     assert scaler.step_count == 2

@@ -135,7 +135,7 @@ def test_no_gradient_of_risk_reaches_the_critics_and_the_risk_value_learns() -> 
         agent.learner.differentiate_in_torch()  # so that the critics take the same path whether risk is on or off
         batch = agent.sequences()
         agent.learner.vector.drop_gradients()
-        agent.learner.backward(batch, agent.knobs(), 1.0)
+        agent.learner.backward(batch.whole, agent.knobs(), 1.0)
         named = dict(agent.policy.named_parameters())
         gradients.append({name: p.grad.clone() for name, p in named.items() if p.grad is not None})
     for other in gradients[1:]:

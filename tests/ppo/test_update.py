@@ -23,9 +23,8 @@ def flat_gradient(agent: Any, batch: Any, micro_sequences: int | None) -> torch.
     """The gradient one optimizer step would see, accumulated as the learner does it."""
     now, vector = agent.knobs(), agent.learner.vector
     vector.drop_gradients()
-    total = int(batch.valid.sum())
-    for micro in batch.split(micro_sequences):
-        share = int(micro.valid.sum()) / total
+    for micro in batch.whole.split(micro_sequences):
+        share = micro.n_valid / batch.whole.n_valid
         if share:
             agent.learner.backward(micro, now, share)
     return vector.gather_gradients().clone()
@@ -277,7 +276,7 @@ def test_a_batch_without_valid_samples_takes_no_step() -> None:
     agent = collected(tiny_agent())
     agent.rollout_buffer.valid[:] = False
     batch, before = agent.sequences(), agent.learner.vector.flat.detach().clone()
-    assert agent.learner.step(batch, agent.knobs(), None) is None
+    assert agent.learner.step(batch.whole, agent.knobs(), None) is None
     assert torch.equal(agent.learner.vector.flat, before)
 
 
@@ -335,7 +334,7 @@ def test_training_stops_after_too_many_skipped_steps_in_a_row_with_weights_as_th
 
 def test_the_whole_gradient_is_clipped_to_its_norm() -> None:
     agent = collected(tiny_agent(max_grad_norm=0.01))
-    agent.learner.step(agent.sequences(), agent.knobs(), None)
+    agent.learner.step(agent.sequences().whole, agent.knobs(), None)
     assert agent.learner.vector.flat.grad is not None
     assert float(agent.learner.vector.flat.grad.norm()) == pytest.approx(0.01, rel=1e-4)
 

@@ -85,9 +85,8 @@ def gradient(agent: DistributionalPPO, batch: SequenceBatch, micro_sequences: in
     """The gradient of one optimizer step, accumulated as the learner does it."""
     learner, now = agent.learner, agent.knobs()
     learner.vector.drop_gradients()
-    total = int(batch.valid.sum())
-    for micro in batch.split(micro_sequences):
-        share = int(micro.valid.sum()) / total
+    for micro in batch.whole.split(micro_sequences):
+        share = micro.n_valid / batch.whole.n_valid
         if share > 0.0:
             learner.backward(micro, now, share)
     return learner.vector.gather_gradients().clone()

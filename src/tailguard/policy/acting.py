@@ -37,7 +37,7 @@ class CompiledStep:
     def __init__(self, memory: LSTM, linear: Sequence[nn.Linear], activation: str, n: int) -> None:
         shape, self.flat = weights_of(memory, linear, activation)
         self.packed = packed_weights(shape, self.flat)
-        self.starts = np.zeros((1, n), np.bool_)
+        self.starts, self.all = np.zeros((1, n), np.bool_), np.arange(n)
         self.parts = (*blas(), *shape, *room_for(shape, 1, n))
         self.after: tuple[State, Array, Array] | None = None  # the last step: a state, and its memory as arrays
 
@@ -48,7 +48,7 @@ class CompiledStep:
     def on_arrays(self, x: Array, state: State) -> tuple[Array, State]:
         """The same, for observations and output as arrays."""
         before = self.arrays_of(state)
-        output, hidden, cell = step_kernel(x[None], self.starts, *before, self.flat, self.packed, *self.parts)
+        output, hidden, cell = step_kernel(x[None], self.starts, *before, self.all, self.flat, self.packed, *self.parts)
         after = State(torch.from_numpy(hidden), torch.from_numpy(cell))
         self.after = after, hidden, cell
         return output, after
@@ -61,13 +61,13 @@ class CompiledStep:
 
 
 @compiled
-def step_kernel(x, starts, hidden, cell, flat, packed, *parts):  # type: ignore[no-untyped-def]
+def step_kernel(x, starts, hidden, cell, chosen, flat, packed, *parts):  # type: ignore[no-untyped-def]
     """Output, hidden state and cell in memory of their own.
 
     parts: all of Blas, Shape and Room, one by one: numba takes named tuples at four times the price of their parts
     """
     blas, shape, room = Blas(*parts[:N_BLAS]), Shape(*parts[N_BLAS:N_BEFORE_ROOM]), Room(*parts[N_BEFORE_ROOM:])
-    trunk_forward(blas, shape, flat, packed, room, Seen(x, starts, hidden, cell), 0, room.kept.shape[1])
+    trunk_forward(blas, shape, flat, packed, room, Seen(x, starts, hidden, cell, chosen), 0, room.kept.shape[1])
     return last_out(shape, room, room.outs).copy(), room.hidden[:, 0].copy(), room.cells[:, 0].copy()
 
 

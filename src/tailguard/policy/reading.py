@@ -93,7 +93,9 @@ class TrunkReader:
         where = np.ascontiguousarray(aside.where)  # one layout, one compilation
         rollout_kernel(trunk, seen, found, where, ends, found_aside, after, found_next)
         states = [state_of(*before) for before in zip(found.hidden, found.cell, strict=True)]
-        return Read(said(found), said_once(found_aside), said_once(found_next), states, state_of(*seen[2:]))
+        return Read(
+            said(found), said_once(found_aside), said_once(found_next), states, state_of(seen.hidden, seen.cell)
+        )
 
     def room_for_state(self, n: int) -> State:
         """Of n environments, to be filled."""
@@ -110,7 +112,8 @@ class TrunkReader:
 def seen_of(passage: Passage) -> Seen:
     """The same as arrays; the state is a copy that the loops carry along."""
     hidden, cell = (np.array(part.numpy(), order="C") for part in passage.state)
-    return Seen(passage.x.contiguous().numpy(), np.ascontiguousarray(passage.starts), hidden, cell)
+    x, starts = passage.x.contiguous().numpy(), np.ascontiguousarray(passage.starts)
+    return Seen(x, starts, hidden, cell, np.arange(starts.shape[1]))
 
 
 def said(found: Found) -> Said:
@@ -182,7 +185,7 @@ def read_piece(weights, room, seen, first, low, high, found):  # type: ignore[no
     n_steps, size = room.kept.shape
     last, n = first + n_steps, high - low
     forget_where_episodes_start(seen, first, low, high)
-    piece = Seen(seen.x[first:last], seen.starts[first:last], seen.hidden, seen.cell)
+    piece = Seen(seen.x[first:last], seen.starts[first:last], seen.hidden, seen.cell, seen.chosen)
     trunk_forward(blas, shape, flat, packed, room, piece, low, high)
     copy_rows(last_out(shape, room, room.outs), size, found.output[first:last], low, high)
     if found.features.size:

@@ -52,12 +52,13 @@ class Room(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a trunk reads of a batch."""
+    """What a trunk reads of S sequences, of which a batch holds B."""
 
-    x: Array  # (L, B, F)
-    starts: Array  # (L, B)
-    hidden: Array  # (layers, B, H) before the first step
-    cell: Array  # (layers, B, H)
+    x: Array  # (L, S, F)
+    starts: Array  # (L, S)
+    hidden: Array  # (layers, S, H) before the first step
+    cell: Array  # (layers, S, H)
+    chosen: Array  # (B,) where the batch's sequences lie
 
 
 def shape_of(memory: LSTM, linear: Sequence[nn.Linear], activation: str, begins: Callable[[Tensor], int]) -> Shape:
@@ -281,7 +282,7 @@ def turn_loosely(matrix, added, result):  # type: ignore[no-untyped-def]
 
 @compiled
 def trunk_forward(blas, shape, flat, packed, room, seen, low, high):  # type: ignore[no-untyped-def]
-    """Fill the room for sequences low .. high (as many as it holds; the rest sees zeros)."""
+    """Fill the room for sequences low .. high of a batch (as many as it holds; the rest sees zeros)."""
     take_up(shape, room, seen, low, high)
     n_steps, size, n_units = room.d_hidden.shape
     for k in range(shape.n_layers):
@@ -310,7 +311,8 @@ def take_up(shape, room, seen, low, high):  # type: ignore[no-untyped-def]
     """Copy inputs, first states and episode starts."""
     n_steps, size, n_units = room.d_hidden.shape
     for i in range(size):
-        s, there = low + i, low + i < high
+        there = low + i < high
+        s = seen.chosen[low + i] if there else 0
         for k in range(shape.n_layers):
             joined = joined_of(shape, room, k)
             for j in range(n_units):

@@ -33,7 +33,7 @@ from tailguard.ppo.watch import TradingSample, calibration_figures, explained_va
 from tailguard.rollout import RolloutBuffer, SequenceBatch
 from tailguard.rollout.advantages import normalize_valid
 from tailguard.rollout.collect import Live, collect_steps, estimate_advantages, judge
-from tailguard.rollout.sequences import minibatches, reserve, sequences_of
+from tailguard.rollout.sequences import Choice, minibatches, reserve, sequences_of
 from tailguard.rollout.targets import return_law_samples, rewards_to_go
 from tailguard.rollout.workers import watch_workers
 from tailguard.schedules import EntropyCoefficient, KLPenalty, value_at
@@ -297,7 +297,7 @@ class DistributionalPPO(BundledAlgorithm):
         first, stepped = metrics.FIRST_LOG_RATIO, False
         self.meter.restart(metrics.KL)
         for chosen in minibatches(training, self.batch_sequences, self.randomness.batches):
-            stats = self.learner.step(sequences.select(chosen), now, self.micro_sequences)
+            stats = self.learner.step(Choice(sequences, chosen), now, self.micro_sequences)
             if stats is not None:
                 seen_first = self.meter.mean(first) is not None  # it is meant for the update's first batch alone
                 self.meter.add({m: v for m, v in stats.items() if not (seen_first and m == first)})

@@ -15,7 +15,6 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from tailguard.errors import StateError
@@ -46,14 +45,16 @@ from tailguard.policy.trunk_kernel import (
     trunk_backward,
     trunk_forward,
 )
-from tailguard.ppo.objective import ActorLosses, CriticLoss, Knobs
+from tailguard.ppo.objective import ActorFigures, CriticFigures, Knobs
 from tailguard.ppo.risk_lane import CompiledRiskValue, learn_beside
 from tailguard.ppo.stretch import Stretch
 from tailguard.ppo.threads import Once
 from tailguard.rollout import SequenceBatch
+from tailguard.rollout.sequences import Choice
 
 N_LANES = 2
 MOST_SEQUENCES = 64  # at a time: more would only need more room
+NOTHING_CHOSEN = np.zeros(0, np.int64)
 
 
 class Job(NamedTuple):
@@ -78,22 +79,20 @@ class Lane(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What the actor's loss reads of a batch, (L, B, ...), and how it weighs its terms."""
+    """What the actor's loss reads of all sequences, (L, S, ...)."""
 
     actions: Array
     log_probs: Array
     advantages: Array
     valid: Array
-    weights: Array  # (3,) clip range, entropy coefficient, KL coefficient
-    n_samples: float  # what the sum of gradients is divided by
     log_std: tuple[int, int]  # where it lies among the weights; nowhere for a categorical law
 
 
 class Lesson(NamedTuple):
-    """What a critic's loss reads of a batch."""
+    """What a critic's loss reads of all sequences."""
 
-    target: Array  # (L, B, K)
-    valid: Array  # (L, B)
+    target: Array  # (L, S, K)
+    valid: Array  # (L, S)
     levels: Array  # (Q,)
     kappa: np.float32
     factor: np.float32  # on the gradient of each sample
@@ -114,11 +113,9 @@ class CompiledTrunk:
             raise StateError("The loops need a trunk's memory to come first among its parameters.")
         self.rooms, self.packed = rooms, aligned_zeros(size)
 
-    def lanes(self, batch: SequenceBatch, observations: Tensor, state: State) -> list[Callable[[], Lane]]:
+    def lanes(self, seen: Seen) -> list[Callable[[], Lane]]:
         """Two halves of a batch, each with room of the thread that asks for it."""
-        starts = np.ascontiguousarray(batch.starts)  # one layout, one compilation
-        seen = Seen(observations.numpy(), starts, *(part.contiguous().numpy() for part in state))
-        n_steps, n_sequences = batch.valid.shape
+        n_steps, n_sequences = len(seen.starts), len(seen.chosen)
         middle, size, weights = -(-n_sequences // N_LANES), lane_size(n_sequences), self.stretch.weights
         lay_out = Once(partial(pack, self.shape, weights, self.packed))
 
@@ -133,6 +130,13 @@ class CompiledTrunk:
         """Hand over the sum of the lanes' gradients."""
         place, filled = self.stretch.place()
         add_lanes(self.shape, *self.stretch.gradients, filled, place)
+
+
+def seen_of(batch: SequenceBatch, observations: Tensor, state: State) -> Seen:
+    """All sequences, of which nothing is chosen yet."""
+    starts = np.ascontiguousarray(batch.starts)  # one layout, one compilation
+    hidden, cell = (part.contiguous().numpy() for part in state)
+    return Seen(observations.numpy(), starts, hidden, cell, NOTHING_CHOSEN)
 
 
 def is_last(arrived: count[int]) -> bool:
@@ -172,41 +176,41 @@ class CompiledActor:
     def free(self) -> bool:
         return self.trunk.stretch.free
 
-    def job(self, batch: SequenceBatch, now: Knobs, share: float) -> Job:
-        """`share` of the gradient of the batch's mean losses."""
-        lanes = self.trunk.lanes(batch, batch.observations, batch.actor_state)
-        n_valid = max(int(batch.valid.sum()), 1)
-        weights = np.array([now.clip_range, now.ent_coef, now.kl_beta])
-        taken = Taken(
-            batch.actions.numpy(),
-            batch.log_probs.numpy(),
-            batch.advantages.numpy(),
-            batch.valid.numpy(),
-            weights,
-            n_valid / share,
-            self.log_std,
-        )
+    def read(self, batch: SequenceBatch) -> tuple[Seen, Taken]:
+        """What the trunk and the loss see of all sequences; how much a term weighs is not known yet."""
+        seen = seen_of(batch, batch.observations, batch.actor_state)
+        actions, log_probs, advantages = (part.numpy() for part in (batch.actions, batch.log_probs, batch.advantages))
+        return seen, Taken(actions, log_probs, advantages, batch.valid.numpy(), self.log_std)
+
+    def job(self, choice: Choice, now: Knobs, share: float) -> Job:
+        """`share` of the gradient of the chosen sequences' mean losses."""
+        seen, taken = choice.batch.once(self, partial(self.read, choice.batch))
+        lanes = self.trunk.lanes(seen._replace(chosen=choice.chosen))
+        n_valid = max(choice.n_valid, 1)
+        numbers = np.array([now.clip_range, now.ent_coef, now.kl_beta, n_valid / share])
 
         arrived = count(1)
 
         def piece(i: int) -> Array:
-            sums: Array = actor_lane(lanes[i](), taken)
+            sums: Array = actor_lane(lanes[i](), taken, numbers)
             if is_last(arrived):
                 self.trunk.leave_gradient()
             return sums
 
-        def finish(sums: list[Array]) -> ActorLosses:
-            surrogate, entropy, kl, clipped = (sums[0][:4] + sums[1][:4]) / n_valid
+        def finish(sums: list[Array]) -> ActorFigures:
+            surrogate, entropy, kl, clipped = ((sums[0][:4] + sums[1][:4]) / n_valid).tolist()
             total = surrogate - now.ent_coef * entropy + now.kl_beta * kl
-            policy, bonus, divergence = (torch.tensor(mean) for mean in (surrogate, entropy, kl))
-            return ActorLosses(torch.tensor(total), policy, bonus, divergence, clipped, max(sums[0][4], sums[1][4]))
+            return ActorFigures(total, surrogate, entropy, kl, clipped, float(max(sums[0][4], sums[1][4])))
 
         return Job([partial(piece, i) for i in range(N_LANES)], finish)
 
 
 @compiled
-def actor_lane(lane, taken):  # type: ignore[no-untyped-def]
-    """Fill a lane's gradient; returns the sums of actor_objective_kernel."""
+def actor_lane(lane, taken, numbers):  # type: ignore[no-untyped-def]
+    """Fill a lane's gradient; returns the sums of actor_objective_kernel.
+
+    numbers: clip range, entropy coefficient, KL coefficient, and what the sum of gradients is divided by
+    """
     blas, shape, weights, packed, gradient, room, seen, start, end = lane
     n_steps, size = room.kept.shape
     rows, output, d_output = n_steps * size, last_out(shape, room, room.outs), last_out(shape, room, room.d_outs)
@@ -221,11 +225,11 @@ def actor_lane(lane, taken):  # type: ignore[no-untyped-def]
     clear(shape, gradient, start == end)
     for low in range(start, end, size):
         trunk_forward(blas, shape, weights, packed, room, seen, low, end)
-        find_valid(taken.valid, low, end, valid)
-        gather_taken(taken, low, valid, actions, old, advantage)
+        find_valid(taken.valid, seen.chosen[low:end], valid)
+        gather_taken(taken, seen.chosen[low:end], valid, actions, old, advantage)
         law_terms(output, log_std, actions, parameters, log_prob, entropy)
         some = actor_objective_kernel(
-            log_prob, entropy, old, advantage, valid, taken.weights, taken.n_samples, d_log_prob, d_entropy
+            log_prob, entropy, old, advantage, valid, numbers[:3], numbers[3], d_log_prob, d_entropy
         )
         sums[:4] += some[:4]
         sums[4] = max(sums[4], some[4])
@@ -241,24 +245,26 @@ def clear(shape, gradient, empty):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def find_valid(valid, low, high, counts):  # type: ignore[no-untyped-def]
-    """Which rows (t, i) of the sequences from `low` on count."""
+def find_valid(valid, chosen, counts):  # type: ignore[no-untyped-def]
+    """Which rows (t, i) of the chosen sequences count; of those that the room has left, none does."""
     size = len(counts) // len(valid)
     for m in range(len(counts)):
-        s = low + m % size
-        counts[m] = s < high and valid[m // size, s]
+        i = m % size
+        counts[m] = i < len(chosen) and valid[m // size, chosen[i]]
 
 
 @compiled
-def gather_taken(taken, low, valid, actions, old, advantage):  # type: ignore[no-untyped-def]
+def gather_taken(taken, chosen, valid, actions, old, advantage):  # type: ignore[no-untyped-def]
     """What was done in the rows that count; the others become zero."""
     size = len(valid) // len(taken.valid)
     for m in range(len(valid)):
-        t, s = m // size, low + m % size
-        old[m] = taken.log_probs[t, s] if valid[m] else ZERO
-        advantage[m] = taken.advantages[t, s] if valid[m] else ZERO
-        for a in range(actions.shape[1]):
-            actions[m, a] = taken.actions[t, s, a] if valid[m] else ZERO
+        old[m] = advantage[m] = ZERO
+        actions[m] = ZERO
+        if valid[m]:
+            t, s = m // size, chosen[m % size]
+            old[m], advantage[m] = taken.log_probs[t, s], taken.advantages[t, s]
+            for a in range(actions.shape[1]):
+                actions[m, a] = taken.actions[t, s, a]
 
 
 # the critics
@@ -290,16 +296,20 @@ class CompiledCritic:
     def free(self) -> bool:
         return self.trunk.stretch.free and self.risk_value.stretch.free
 
-    def job(self, batch: SequenceBatch, now: Knobs, share: float) -> Job:
-        """`share` of the gradient of the batch's mean losses, weighed by vf_coef."""
-        observations = self.sight(batch.observations)
-        lanes = self.trunk.lanes(batch, observations, batch.critic_states[self.c])
-        n_valid = max(int(batch.valid.sum()), 1)
+    def read(self, batch: SequenceBatch) -> tuple[Seen, tuple[Array, ...]]:
+        """What the trunk and the losses see of all sequences."""
+        seen = seen_of(batch, self.sight(batch.observations), batch.critic_states[self.c])
+        return seen, tuple(part.numpy() for part in (batch.target, batch.valid, batch.risk))
+
+    def job(self, choice: Choice, now: Knobs, share: float) -> Job:
+        """`share` of the gradient of the chosen sequences' mean losses, weighed by vf_coef."""
+        seen, (target, valid, risk) = choice.batch.once(self, partial(self.read, choice.batch))
+        lanes = self.trunk.lanes(seen._replace(chosen=choice.chosen))
+        n_valid = max(choice.n_valid, 1)
         factor = np.float32(now.vf_coef * share / n_valid)
-        lesson = Lesson(batch.target.numpy(), batch.valid.numpy(), self.levels, self.kappa, factor)
-        n_steps, n_sequences = batch.valid.shape
-        rows = n_steps * lane_size(n_sequences)
-        besides = [self.risk_value.beside(observations, batch.risk, rows, i) for i in range(N_LANES)]
+        lesson = Lesson(target, valid, self.levels, self.kappa, factor)
+        rows = len(valid) * lane_size(choice.n_sequences)
+        besides = [self.risk_value.beside(seen.x, risk, rows, i) for i in range(N_LANES)]
 
         arrived = count(1)
 
@@ -310,9 +320,9 @@ class CompiledCritic:
                 self.risk_value.leave_gradient()
             return sums
 
-        def finish(sums: list[tuple[float, float]]) -> CriticLoss:
-            value, risk_value = (torch.tensor(sum(part) / n_valid) for part in zip(*sums, strict=True))
-            return CriticLoss(value, risk_value)
+        def finish(sums: list[tuple[float, float]]) -> CriticFigures:
+            value, risk_value = (sum(part) / n_valid for part in zip(*sums, strict=True))
+            return CriticFigures(value, risk_value)
 
         return Job([partial(piece, i) for i in range(N_LANES)], finish)
 
@@ -330,16 +340,17 @@ def critic_lane(lane, lesson, beside):  # type: ignore[no-untyped-def]
     beside.gradient[:] = ZERO
     for low in range(start, end, size):
         trunk_forward(blas, shape, weights, packed, room, seen, low, end)
-        find_valid(lesson.valid, low, end, counts)
+        chosen = seen.chosen[low:end]
+        find_valid(lesson.valid, chosen, counts)
         for m in range(rows):
             if counts[m]:
-                samples[m] = lesson.target[m // size, low + m % size]
+                samples[m] = lesson.target[m // size, chosen[m % size]]
         quantile_huber_kernel(output, samples, lesson.levels, lesson.kappa, loss, d_output)
         for m in range(rows):
             total += float(loss[m]) if counts[m] else 0.0
             for q in range(d_output.shape[1]):
                 d_output[m, q] = lesson.factor * d_output[m, q] if counts[m] else ZERO
         if beside.weights.size:
-            risk_total += learn_beside(blas, beside, features_of(shape, room), low, counts, lesson.factor)
+            risk_total += learn_beside(blas, beside, features_of(shape, room), chosen, counts, lesson.factor)
         trunk_backward(blas, shape, weights, room, gradient, low > start)
     return total, risk_total

@@ -36,8 +36,19 @@ class Knobs:
     target_kl: float | None
 
 
+class ActorFigures(NamedTuple):
+    """Means over one batch's valid samples."""
+
+    total: float
+    policy: float
+    entropy: float
+    kl: float
+    clip_fraction: float
+    log_ratio_max_abs: float
+
+
 class ActorLosses(NamedTuple):
-    """Means over one batch's valid samples; only `total` carries a graph."""
+    """The same from torch; only `total` carries a graph."""
 
     total: Tensor
     policy: Tensor
@@ -46,16 +57,29 @@ class ActorLosses(NamedTuple):
     clip_fraction: float
     log_ratio_max_abs: float
 
+    def figures(self) -> ActorFigures:
+        return ActorFigures(*(float(part) for part in (self.total.detach(), *self[1:])))
 
-class CriticLoss(NamedTuple):
+
+class CriticFigures(NamedTuple):
     """Means over one batch's valid samples."""
 
+    value: float
+    risk_value: float  # zero where nothing learns it
+
+
+class CriticLoss(NamedTuple):
+    """The same from torch."""
+
     value: Tensor
-    risk_value: Tensor  # zero where nothing learns it
+    risk_value: Tensor
 
     @property
     def total(self) -> Tensor:
         return self.value + self.risk_value
+
+    def figures(self) -> CriticFigures:
+        return CriticFigures(*(float(part.detach()) for part in self))
 
 
 def actor_losses(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from tailguard.loops import compiled
 from tailguard.optim.flat import ParameterVector
@@ -36,8 +36,8 @@ class Beside(NamedTuple):
     d_x: Array  # empty: no gradient goes back to the features
     outs: Array
     d_outs: Array
-    observations: Array  # (L, B, F)
-    lesson: Array  # (L, B, 3) period and target
+    observations: Array  # (L, S, F)
+    lesson: Array  # (L, S, 3) period and target
 
 
 class CompiledRiskValue:
@@ -49,11 +49,11 @@ class CompiledRiskValue:
         self.shape = layers_of(layers, self.stretch.begins)
         self.rooms: dict[tuple[int, int], tuple[Array, Array, Array]] = {}
 
-    def beside(self, observations: Tensor, lesson: Tensor, n_rows: int, lane: int) -> Beside:
-        """For one lane of a batch. lesson: (L, B, 3), or (L, B, 0) where there is no risk value."""
+    def beside(self, observations: Array, lesson: Array, n_rows: int, lane: int) -> Beside:
+        """For one lane of a batch. lesson: (L, S, 3), or (L, S, 0) where there is no risk value."""
         x, outs, d_outs = self.room(n_rows, lane)
         own = self.stretch.weights, self.stretch.gradients[lane]
-        return Beside(self.shape, *own, x, NOTHING, outs, d_outs, observations.numpy(), lesson.numpy())
+        return Beside(self.shape, *own, x, NOTHING, outs, d_outs, observations, lesson)
 
     def leave_gradient(self) -> None:
         """Hand over the sum of the lanes' gradients."""
@@ -76,24 +76,29 @@ class CompiledRiskValue:
 
 
 @compiled
-def learn_beside(blas, beside, features, low, counts, factor):  # type: ignore[no-untyped-def]
-    """Add to the gradient of half the squared error of the rows that count; returns the sum of their losses."""
+def learn_beside(blas, beside, features, chosen, counts, factor):  # type: ignore[no-untyped-def]
+    """Add to the gradient of half the squared error of the rows that count; returns the sum of their losses.
+
+    chosen: where the sequences lie
+    """
     shape, x, lesson = beside.shape, beside.x, beside.lesson
     rows, width, n_observed = len(x), features.shape[1], beside.observations.shape[2]
     size = rows // len(lesson)
     for m in range(rows):
-        t, s = m // size, low + m % size
         x[m, :width] = features[m]
-        for j in range(n_observed):
-            x[m, width + j] = beside.observations[t, s, j] if counts[m] else ZERO
-        for j in range(PERIOD_FEATURES):
-            x[m, width + n_observed + j] = lesson[t, s, j] if counts[m] else ZERO
+        x[m, width:] = ZERO
+        if counts[m]:
+            t, s = m // size, chosen[m % size]
+            for j in range(n_observed):
+                x[m, width + j] = beside.observations[t, s, j]
+            for j in range(PERIOD_FEATURES):
+                x[m, width + n_observed + j] = lesson[t, s, j]
     dense_forward(blas, shape, beside.weights, x, beside.outs)
     last = len(shape.dense) - 1
     value, d_value = out_of(shape, beside.outs, rows, last), out_of(shape, beside.d_outs, rows, last)
     total = 0.0
     for m in range(rows):
-        error = value[m, 0] - lesson[m // size, low + m % size, PERIOD_FEATURES] if counts[m] else ZERO
+        error = value[m, 0] - lesson[m // size, chosen[m % size], PERIOD_FEATURES] if counts[m] else ZERO
         total += 0.5 * float(error) * float(error)
         d_value[m, 0] = factor * error
     dense_backward(blas, shape, beside.weights, x, beside, beside.d_x, beside.gradient)

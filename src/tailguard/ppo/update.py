@@ -21,9 +21,9 @@ from tailguard.policy import RecurrentPolicy
 from tailguard.policy.rooms import Rooms
 from tailguard.ppo.config import PPOConfig
 from tailguard.ppo.lanes import N_LANES, CompiledActor, CompiledCritic, Job
-from tailguard.ppo.objective import ActorLosses, CriticLoss, Knobs, actor_losses, critic_loss
+from tailguard.ppo.objective import ActorFigures, CriticFigures, Knobs, actor_losses, critic_loss
 from tailguard.ppo.threads import Threads
-from tailguard.rollout import SequenceBatch
+from tailguard.rollout.sequences import Choice
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -96,54 +96,58 @@ class Learner:
             self.optimizer.run = self.threads.run
         self.critic_spans = [self.vector.span(f"critics.{c}.") for c in range(len(policy.critics))]
 
-    def step(self, batch: SequenceBatch, now: Knobs, micro_sequences: int | None) -> Mapping[Metric, float] | None:
+    def step(self, choice: Choice, now: Knobs, micro_sequences: int | None) -> Mapping[Metric, float] | None:
         """One optimizer step on one batch; None when the batch holds no valid sample and no step was taken."""
-        total_valid = int(batch.valid.sum())
-        if total_valid == 0:
+        if choice.n_valid == 0:
             return None
         self.vector.drop_gradients()
         stats: dict[Metric, float] = {}
-        for micro in batch.split(micro_sequences):
-            share = int(micro.valid.sum()) / total_valid  # shares sum to one also when one is zero
+        for micro in choice.split(micro_sequences):
+            share = micro.n_valid / choice.n_valid  # shares sum to one also when one is zero
             if share > 0.0:
                 accumulate(stats, *self.backward(micro, now, share), now.vf_coef, share)
         return {**stats, **self.apply_gradients(now, stats[metrics.LOSS])}
 
-    def backward(self, batch: SequenceBatch, now: Knobs, share: float) -> tuple[ActorLosses, list[CriticLoss]]:
+    def backward(self, choice: Choice, now: Knobs, share: float) -> tuple[ActorFigures, list[CriticFigures]]:
         """Add `share` of the gradient of each trunk's loss; trunks have no weight in common, so they need not wait."""
-        jobs = [self.actor_job(batch, now, share)]
-        jobs += [self.critic_job(c, batch, now, share) for c in range(len(self.policy.critics))]
+        jobs = [self.actor_job(choice, now, share)]
+        jobs += [self.critic_job(c, choice, now, share) for c in range(len(self.policy.critics))]
         order = self.order(jobs)
         pieces = [jobs[j].pieces[i] for j, i in order]
-        results = dict(zip(order, self.threads.run_measured(pieces, batch.n_sequences), strict=True))
-        losses, *values = (job.finish([results[j, i] for i in range(len(job.pieces))]) for j, job in enumerate(jobs))
-        return losses, values
+        results = dict(zip(order, self.threads.run_measured(pieces, choice.n_sequences), strict=True))
+        figures, *values = (job.finish([results[j, i] for i in range(len(job.pieces))]) for j, job in enumerate(jobs))
+        return figures, values
 
     def order(self, jobs: Sequence[Job]) -> list[tuple[int, int]]:
-        """(job, piece) one after another: two threads begin with jobs of their own, one thread ends what it began."""
+        """(job, piece) one after another: one thread ends what it began, two threads begin with jobs of their own.
+
+        The calling thread is the first to begin, so it takes a critic, and the other the actor, which has less to do.
+        """
         pieces = [(j, i) for j, job in enumerate(jobs) for i in range(len(job.pieces))]
-        return pieces if self.threads.count == 1 else sorted(pieces, key=lambda at: (at[0] // 2, at[1]))
+        return pieces if self.threads.count == 1 else sorted(pieces, key=lambda at: (at[0] // 2, at[1], -at[0]))
 
-    def actor_job(self, batch: SequenceBatch, now: Knobs, share: float) -> Job:
+    def actor_job(self, choice: Choice, now: Knobs, share: float) -> Job:
         if self.compiled_actor is not None and self.compiled_actor.free:
-            return self.compiled_actor.job(batch, now, share)
+            return self.compiled_actor.job(choice, now, share)
 
-        def gradient() -> ActorLosses:
+        def gradient() -> ActorFigures:
+            batch = choice.copy
             losses = actor_losses(self.policy, batch, batch.layout(), now, self.adversary)
             (losses.total * share).backward()  # type: ignore[no-untyped-call]
-            return losses
+            return losses.figures()
 
         return Job([gradient], lambda results: results[0])
 
-    def critic_job(self, c: int, batch: SequenceBatch, now: Knobs, share: float) -> Job:
+    def critic_job(self, c: int, choice: Choice, now: Knobs, share: float) -> Job:
         compiled = self.compiled_critics[c]
         if compiled is not None and compiled.free:
-            return compiled.job(batch, now, share)
+            return compiled.job(choice, now, share)
 
-        def gradient() -> CriticLoss:
+        def gradient() -> CriticFigures:
+            batch = choice.copy
             loss = critic_loss(self.policy, c, batch, batch.layout())
             (loss.total * (now.vf_coef * share)).backward()  # type: ignore[no-untyped-call]
-            return CriticLoss(loss.value.detach(), loss.risk_value.detach())
+            return loss.figures()
 
         return Job([gradient], lambda results: results[0])
 
@@ -198,20 +202,19 @@ class Learner:
 
 
 def accumulate(
-    stats: dict[Metric, float], actor: ActorLosses, critics: list[CriticLoss], vf_coef: float, share: float
+    stats: dict[Metric, float], actor: ActorFigures, critics: list[CriticFigures], vf_coef: float, share: float
 ) -> None:
     """Add one micro-batch's figures to the batch's means."""
-    value, risk_value = (sum(float(loss[i]) for loss in critics) for i in (0, 1))
+    value, risk_value = (sum(loss[i] for loss in critics) for i in (0, 1))
     figures = {
-        metrics.LOSS: float(actor.total.detach()) + vf_coef * (value + risk_value),
-        metrics.POLICY_LOSS: float(actor.policy),
+        metrics.LOSS: actor.total + vf_coef * (value + risk_value),
+        metrics.POLICY_LOSS: actor.policy,
         metrics.VALUE_LOSS: value / len(critics),
-        metrics.ENTROPY: float(actor.entropy),
-        metrics.KL: float(actor.kl),
-        metrics.CLIP_FRACTION: float(actor.clip_fraction),
+        metrics.ENTROPY: actor.entropy,
+        metrics.KL: actor.kl,
+        metrics.CLIP_FRACTION: actor.clip_fraction,
         metrics.RISK_VALUE_LOSS: risk_value,
     }
     for metric, figure in figures.items():
         stats[metric] = stats.get(metric, 0.0) + share * figure
-    largest = float(actor.log_ratio_max_abs)
-    stats[metrics.FIRST_LOG_RATIO] = max(stats.get(metrics.FIRST_LOG_RATIO, 0.0), largest)
+    stats[metrics.FIRST_LOG_RATIO] = max(stats.get(metrics.FIRST_LOG_RATIO, 0.0), actor.log_ratio_max_abs)

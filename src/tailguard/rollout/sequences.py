@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tailguard.loops import compiled
 from tailguard.normalization import Affine
 from tailguard.policy import Layout, State
 from tailguard.rollout.buffer import Floats, RolloutBuffer
 
 Ints = NDArray[np.integer[Any]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,17 +37,29 @@ class SequenceBatch:
     starts: NDArray[np.bool_]  # (L, B)
     actor_state: State
     critic_states: tuple[State, ...]
+    readings: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     @property
     def n_sequences(self) -> int:
         return int(self.valid.shape[1])
+
+    @property
+    def whole(self) -> Choice:
+        """All of the sequences."""
+        return Choice(self, np.arange(self.n_sequences))
+
+    def once(self, reader: Hashable, make: Callable[[], T]) -> T:
+        """What a reader makes of all sequences, made when first asked for."""
+        if reader not in self.readings:
+            self.readings[reader] = make()
+        return self.readings[reader]  # type: ignore[no-any-return]
 
     def layout(self) -> Layout:
         """Where episode starts make room for reset rows."""
         return Layout(self.starts)
 
     def select(self, chosen: Ints) -> SequenceBatch:
-        """Some of the sequences."""
+        """A copy of some of the sequences."""
         index = torch.from_numpy(np.asarray(chosen, dtype=np.int64))
         return SequenceBatch(
             observations=self.observations.index_select(1, index),
@@ -61,13 +76,42 @@ class SequenceBatch:
             critic_states=tuple(state.select(index) for state in self.critic_states),
         )
 
-    def split(self, n_sequences: int | None) -> Iterator[SequenceBatch]:
+
+class Choice:
+    """Some sequences of a batch: compiled loops read them where they lie, torch is given a copy of them."""
+
+    def __init__(self, batch: SequenceBatch, chosen: Ints) -> None:
+        self.batch, self.chosen = batch, np.asarray(chosen, np.int64)
+
+    @property
+    def n_sequences(self) -> int:
+        return len(self.chosen)
+
+    @cached_property
+    def n_valid(self) -> int:
+        """Samples that count."""
+        return int(count_valid(self.batch.valid.numpy(), self.chosen))
+
+    @cached_property
+    def copy(self) -> SequenceBatch:
+        return self.batch.select(self.chosen)
+
+    def split(self, n_sequences: int | None) -> list[Choice]:
         """Micro-batches of at most n_sequences; None leaves the batch whole."""
         if n_sequences is None or n_sequences >= self.n_sequences:
-            yield self
-            return
-        for first in range(0, self.n_sequences, n_sequences):
-            yield self.select(np.arange(first, min(first + n_sequences, self.n_sequences)))
+            return [self]
+        firsts = range(0, self.n_sequences, n_sequences)
+        return [Choice(self.batch, self.chosen[first : first + n_sequences]) for first in firsts]
+
+
+@compiled
+def count_valid(valid, chosen):  # type: ignore[no-untyped-def]
+    """valid: (L, S);  chosen: (B,) of the sequences."""
+    n = 0
+    for t in range(len(valid)):
+        for s in chosen:
+            n += valid[t, s]
+    return n
 
 
 def sequences_of(
