@@ -19,6 +19,7 @@ from benchmarks.peers.measure import Clock, run_cycles, watch_ours
 from benchmarks.results import markdown_table, parser_of, publish
 from tailguard.loops import compiled
 from tailguard.policy.trunk_kernel import trunk_forward
+from tailguard.ppo.lanes import N_LANES, lane_of, lane_size
 from tailguard.ppo.update import Learner
 
 MODULE = "benchmarks.stages"
@@ -27,26 +28,27 @@ REPEATS = 5
 
 
 @compiled
-def forward_lane(lane):  # type: ignore[no-untyped-def]
-    """What a lane does before its loss."""
-    blas, shape, weights, packed, _, room, seen, start, end = lane
-    for low in range(start, end, room.kept.shape[1]):
-        trunk_forward(blas, shape, weights, packed, room, seen, low, end)
+def forward_alone(desks, chosen):  # type: ignore[no-untyped-def]
+    """What the lanes of all trunks do before their losses."""
+    for j in range(len(desks)):
+        for i in range(N_LANES):
+            blas, shape, weights, packed, _, room, seen, start, end = lane_of(desks[j], i, chosen)
+            for low in range(start, end, room.kept.shape[1]):
+                trunk_forward(blas, shape, weights, packed, room, seen, low, end)
 
 
 def forward_share(model: Any) -> float:
     """Of the gradient of one batch: CPU time of the forward loops over that of the whole, by turns, medians."""
     learner: Learner = model.learner
     choice, *_ = model.sequences().whole.split(model.config.batch_size // model.config.sequence_length)
-    readers = [learner.compiled_actor, *learner.compiled_critics]
-    seen = [reader.read(choice.batch)[0]._replace(chosen=choice.chosen) for reader in readers]
-    lanes = [lane() for reader, part in zip(readers, seen, strict=True) for lane in reader.trunk.lanes(part)]
+    size = lane_size(choice.n_sequences)
+    desks, *_ = learner.compiled.shares(choice.batch, learner.compiled.known, 1, size)[0]
 
     def gradient() -> None:
         learner.vector.drop_gradients()
         learner.backward(choice, model.knobs(), 1.0)
 
-    works = gradient, lambda: [forward_lane(lane) for lane in lanes]
+    works = gradient, lambda: forward_alone(desks, choice.chosen)
     whole, forward = ([seconds(work) for _ in range(REPEATS)] for work in works)
     return median(forward) / median(whole)
 

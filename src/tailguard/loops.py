@@ -64,6 +64,27 @@ def arrays_apart(typing_context: Any) -> Any:
 
 
 @emitted  # type: ignore[untyped-decorator]
+def add_one(typing_context: Any, address: Any) -> Any:
+    """Count up the int64 at an address, which other threads count up too; returns what it was before."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        count = builder.inttoptr(values[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", count, ir.Constant(ir.IntType(64), 1), "acq_rel")
+
+    return types.int64(types.intp), generate
+
+
+@emitted  # type: ignore[untyped-decorator]
+def latest(typing_context: Any, address: Any) -> Any:
+    """The int64 at an address, fetched anew: another thread may have changed it."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(values[0], ir.IntType(64).as_pointer()), "acquire", 8)
+
+    return types.int64(types.intp), generate
+
+
+@emitted  # type: ignore[untyped-decorator]
 def turn_block(typing_context: Any, source: Any, down: Any, target: Any, across: Any) -> Any:
     """Transpose BLOCK x BLOCK float32 from one address to another, rows that many bytes apart, within registers.
 

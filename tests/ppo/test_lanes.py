@@ -49,11 +49,10 @@ def moved(env: str, settings: dict[str, Any]) -> DistributionalPPO:
 def test_gradients_and_figures_equal_torchs(env: str, settings: dict[str, Any], micro: int | None) -> None:
     agent = moved(env, settings)
     batch = agent.sequences()
-    assert agent.learner.compiled_actor is not None
-    assert None not in agent.learner.compiled_critics
+    assert list(agent.learner.compiled.known) == list(agent.learner.trunks)
     found = flat_gradient(agent, batch, micro)
     figures = figures_of(agent, batch)
-    agent.learner.differentiate_in_torch()
+    agent.learner.compiled.forget()
     expected = flat_gradient(agent, batch, micro)
     assert_close(found, expected, atol=1e-6, rtol=1e-4)
     assert float(expected.abs().max()) > 1e-3
@@ -87,27 +86,26 @@ def test_any_number_of_threads_gives_the_same_bits(n_threads: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "actor", "critics"),
+    ("settings", "known"),
     [
-        ({"policy_kwargs": {"memory": "gru"}}, False, [False, False]),
-        ({"policy": "MlpPolicy"}, False, [False, False]),
-        ({"policy_kwargs": {"activation_fn": "elu"}}, False, [False, False]),
-        ({"critic": {"kind": "categorical"}}, True, [False, False]),
-        ({"critic": {"value_clip": 0.5}}, True, [False, False]),
-        ({"adversary": {"epsilon": 0.1}}, False, [True, True]),
+        ({"policy_kwargs": {"memory": "gru"}}, []),
+        ({"policy": "MlpPolicy"}, []),
+        ({"policy_kwargs": {"activation_fn": "elu"}}, []),
+        ({"critic": {"kind": "categorical"}}, [0]),
+        ({"critic": {"value_clip": 0.5}}, [0]),
+        ({"adversary": {"epsilon": 0.1}}, [1, 2]),
     ],
     ids=str,
 )
-def test_what_the_loops_do_not_know_goes_to_torch(settings: dict[str, Any], actor: bool, critics: list[bool]) -> None:
+def test_what_the_loops_do_not_know_goes_to_torch(settings: dict[str, Any], known: list[int]) -> None:
     agent = tiny_agent(**settings)
-    assert (agent.learner.compiled_actor is not None) is actor
-    assert [critic is not None for critic in agent.learner.compiled_critics] == critics
+    assert list(agent.learner.compiled.known) == known
     agent.learn(4 * 32)
 
 
 def test_a_squashed_policy_goes_to_torch() -> None:
     agent = tiny_agent(pendulum(4, 0), policy_kwargs={"action_bounds": "squash"})
-    assert agent.learner.compiled_actor is None
+    assert list(agent.learner.compiled.known) == [1, 2]
 
 
 def test_a_value_that_is_not_finite_is_not_hidden() -> None:

@@ -132,7 +132,7 @@ def test_no_gradient_of_risk_reaches_the_critics_and_the_risk_value_learns() -> 
     gradients = []
     for risk in ({"mode": "none"}, EPISODE, {**EPISODE, "weight": 1.0}, {"mode": "nested", "weight": 1.0}):
         agent = collected(sizing_agent(risk=risk, policy_kwargs={"log_std_init": -1.0}))
-        agent.learner.differentiate_in_torch()  # so that the critics take the same path whether risk is on or off
+        agent.learner.compiled.forget()  # so that the critics take the same path whether risk is on or off
         batch = agent.sequences()
         agent.learner.vector.drop_gradients()
         agent.learner.backward(batch.whole, agent.knobs(), 1.0)

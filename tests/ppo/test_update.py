@@ -52,7 +52,7 @@ def test_critics_learn_from_the_value_loss_alone_and_the_actor_not_at_all_from_i
 
 def test_monitoring_passes_leave_the_training_graph_alone() -> None:
     agent = collected(tiny_agent())
-    agent.learner.differentiate_in_torch()
+    agent.learner.compiled.forget()
     batch = agent.sequences()
     expected = flat_gradient(agent, batch, None)
     now, layout = agent.knobs(), batch.layout()

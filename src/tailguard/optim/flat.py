@@ -30,14 +30,12 @@ class ParameterVector:
         self.gathered = torch.zeros_like(self.flat.data)
         self.stretches: dict[int, range] = {}  # where those begin that have a gradient, and which parameters they hold
 
-    def place(self, start: int, stop: int) -> tuple[Tensor, bool]:
-        """Where the gradient of a stretch goes, for whoever does not go through torch's own, and whether there is one.
-
-        From now on there is.
-        """
+    def announce(self, start: int, stop: int) -> bool:
+        """Somebody who does not go through torch's own puts the gradient of a stretch into `gathered`; returns whether
+        one is there already."""
         filled = start in self.stretches
         self.stretches[start] = range(bisect_left(self.offsets, start), bisect_left(self.offsets, stop))
-        return self.gathered[start:stop], filled
+        return filled
 
     def gather_gradients(self) -> Tensor:
         """All that the parameters and the stretches have; a parameter without a gradient counts as zero. Once per step.

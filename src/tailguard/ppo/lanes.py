@@ -9,10 +9,7 @@ threads gives the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import count
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -24,7 +21,7 @@ from tailguard.losses.value import quantile_huber_kernel
 from tailguard.optim.flat import ParameterVector
 from tailguard.policy import RecurrentPolicy, State
 from tailguard.policy.action_heads import ActionHead, CategoricalHead, GaussianHead
-from tailguard.policy.blas import Array, Blas, blas
+from tailguard.policy.blas import Array, Blas
 from tailguard.policy.critics import QuantileHead
 from tailguard.policy.head_kernels import law_slopes, law_terms
 from tailguard.policy.lstm_kernel import ZERO
@@ -35,33 +32,34 @@ from tailguard.policy.trunk_kernel import (
     Room,
     Seen,
     Shape,
-    add_lanes,
     aligned_zeros,
     features_of,
     last_out,
     memory_size,
-    pack,
     shape_of,
     trunk_backward,
     trunk_forward,
 )
-from tailguard.ppo.objective import ActorFigures, CriticFigures, Knobs
 from tailguard.ppo.risk_lane import CompiledRiskValue, learn_beside
 from tailguard.ppo.stretch import Stretch
-from tailguard.ppo.threads import Once
 from tailguard.rollout import SequenceBatch
-from tailguard.rollout.sequences import Choice
 
 N_LANES = 2
 MOST_SEQUENCES = 64  # at a time: more would only need more room
 NOTHING_CHOSEN = np.zeros(0, np.int64)
 
 
-class Job(NamedTuple):
-    """The gradient of one trunk: pieces that may run at the same time, and what is made of their results."""
+class Desk(NamedTuple):
+    """All that one worker needs for the gradient of a trunk."""
 
-    pieces: Sequence[Callable[[], Any]]
-    finish: Callable[[list[Any]], Any]
+    blas: Blas
+    shape: Shape
+    weights: Array  # (P,) of the trunk and its head
+    packed: Array  # the memory's, for the way there
+    gradients: tuple[Array, ...]  # (P,) per lane
+    result: Array  # (P,) where their sum goes
+    room: Room
+    seen: Seen
 
 
 class Lane(NamedTuple):
@@ -95,15 +93,12 @@ class Lesson(NamedTuple):
     valid: Array  # (L, S)
     levels: Array  # (Q,)
     kappa: np.float32
-    factor: np.float32  # on the gradient of each sample
 
 
 class CompiledTrunk:
     """A trunk with its head, ready for the loops."""
 
-    def __init__(
-        self, vector: ParameterVector, rooms: Rooms, memory: LSTM, trunk: Trunk, head: nn.Module, last: nn.Linear
-    ) -> None:
+    def __init__(self, vector: ParameterVector, memory: LSTM, trunk: Trunk, head: nn.Module, last: nn.Linear) -> None:
         inside = {id(parameter) for module in (trunk, head) for parameter in module.parameters()}
         own = [parameter for parameter in vector.parameters if id(parameter) in inside]
         self.stretch = Stretch(vector, own, N_LANES)
@@ -111,25 +106,22 @@ class CompiledTrunk:
         size = memory_size(self.shape)
         if size > self.shape.dense[:, :2].min() or size < self.shape.recurrent.max():
             raise StateError("The loops need a trunk's memory to come first among its parameters.")
-        self.rooms, self.packed = rooms, aligned_zeros(size)
+        self.packed = aligned_zeros(size)
 
-    def lanes(self, seen: Seen) -> list[Callable[[], Lane]]:
-        """Two halves of a batch, each with room of the thread that asks for it."""
-        n_steps, n_sequences = len(seen.starts), len(seen.chosen)
-        middle, size, weights = -(-n_sequences // N_LANES), lane_size(n_sequences), self.stretch.weights
-        lay_out = Once(partial(pack, self.shape, weights, self.packed))
+    def desk(self, blas: Blas, rooms: Rooms, seen: Seen, size: int) -> Desk:
+        """With room for so many sequences at a time."""
+        stretch, room = self.stretch, rooms.of(self.shape, len(seen.starts), size)
+        return Desk(blas, self.shape, stretch.weights, self.packed, stretch.gradients, stretch.result, room, seen)
 
-        def lane(i: int, low: int, high: int) -> Lane:
-            lay_out()
-            room, gradient = self.rooms.of(self.shape, n_steps, size), self.stretch.gradients[i]
-            return Lane(blas(), self.shape, weights, self.packed, gradient, room, seen, low, high)
 
-        return [partial(lane, 0, 0, middle), partial(lane, 1, middle, n_sequences)]
-
-    def leave_gradient(self) -> None:
-        """Hand over the sum of the lanes' gradients."""
-        place, filled = self.stretch.place()
-        add_lanes(self.shape, *self.stretch.gradients, filled, place)
+@compiled
+def lane_of(desk, i, chosen):  # type: ignore[no-untyped-def]
+    """The i-th lane of a batch of chosen sequences."""
+    blas, shape, weights, packed, gradients, _, room, (x, starts, hidden, cell, _) = desk
+    share = -(-len(chosen) // N_LANES)
+    low, high = min(i * share, len(chosen)), min((i + 1) * share, len(chosen))
+    seen = Seen(x, starts, hidden, cell, chosen)
+    return Lane(blas, shape, weights, packed, gradients[i], room, seen, low, high)
 
 
 def seen_of(batch: SequenceBatch, observations: Tensor, state: State) -> Seen:
@@ -137,11 +129,6 @@ def seen_of(batch: SequenceBatch, observations: Tensor, state: State) -> Seen:
     starts = np.ascontiguousarray(batch.starts)  # one layout, one compilation
     hidden, cell = (part.contiguous().numpy() for part in state)
     return Seen(observations.numpy(), starts, hidden, cell, NOTHING_CHOSEN)
-
-
-def is_last(arrived: count[int]) -> bool:
-    """Whether all other lanes have arrived; asking a count for the next number is one step of the interpreter."""
-    return next(arrived) == N_LANES
 
 
 def lane_size(n_sequences: int) -> int:
@@ -162,7 +149,7 @@ class CompiledActor:
             self.log_std = (first, first + head.action_dim)
 
     @classmethod
-    def of(cls, policy: RecurrentPolicy, vector: ParameterVector, rooms: Rooms) -> CompiledActor | None:
+    def of(cls, policy: RecurrentPolicy, vector: ParameterVector) -> CompiledActor | None:
         """None where the loops do not know the policy."""
         head = policy.action_head
         plain_gaussian = isinstance(head, GaussianHead) and head.bounds == "clip"
@@ -170,39 +157,18 @@ class CompiledActor:
         memory = policy.actor.compiled_memory(head.last_layer) if plain_gaussian or plain_choice else None
         if memory is None:
             return None
-        return cls(CompiledTrunk(vector, rooms, memory, policy.actor, head, head.last_layer), head)
+        return cls(CompiledTrunk(vector, memory, policy.actor, head, head.last_layer), head)
 
     @property
     def free(self) -> bool:
         return self.trunk.stretch.free
 
-    def read(self, batch: SequenceBatch) -> tuple[Seen, Taken]:
-        """What the trunk and the loss see of all sequences; how much a term weighs is not known yet."""
-        seen = seen_of(batch, batch.observations, batch.actor_state)
+    def seen(self, batch: SequenceBatch) -> Seen:
+        return seen_of(batch, batch.observations, batch.actor_state)
+
+    def taken(self, batch: SequenceBatch) -> Taken:
         actions, log_probs, advantages = (part.numpy() for part in (batch.actions, batch.log_probs, batch.advantages))
-        return seen, Taken(actions, log_probs, advantages, batch.valid.numpy(), self.log_std)
-
-    def job(self, choice: Choice, now: Knobs, share: float) -> Job:
-        """`share` of the gradient of the chosen sequences' mean losses."""
-        seen, taken = choice.batch.once(self, partial(self.read, choice.batch))
-        lanes = self.trunk.lanes(seen._replace(chosen=choice.chosen))
-        n_valid = max(choice.n_valid, 1)
-        numbers = np.array([now.clip_range, now.ent_coef, now.kl_beta, n_valid / share])
-
-        arrived = count(1)
-
-        def piece(i: int) -> Array:
-            sums: Array = actor_lane(lanes[i](), taken, numbers)
-            if is_last(arrived):
-                self.trunk.leave_gradient()
-            return sums
-
-        def finish(sums: list[Array]) -> ActorFigures:
-            surrogate, entropy, kl, clipped = ((sums[0][:4] + sums[1][:4]) / n_valid).tolist()
-            total = surrogate - now.ent_coef * entropy + now.kl_beta * kl
-            return ActorFigures(total, surrogate, entropy, kl, clipped, float(max(sums[0][4], sums[1][4])))
-
-        return Job([partial(piece, i) for i in range(N_LANES)], finish)
+        return Taken(actions, log_probs, advantages, batch.valid.numpy(), self.log_std)
 
 
 @compiled
@@ -279,7 +245,7 @@ class CompiledCritic:
         self.levels, self.kappa = np.array(head.levels, np.float32), np.float32(head.config.huber_kappa)
 
     @classmethod
-    def of(cls, policy: RecurrentPolicy, vector: ParameterVector, rooms: Rooms, c: int) -> CompiledCritic | None:
+    def of(cls, policy: RecurrentPolicy, vector: ParameterVector, c: int) -> CompiledCritic | None:
         """None where the loops do not know the critic."""
         critic = policy.critic_list[c]
         head = critic.head
@@ -289,47 +255,26 @@ class CompiledCritic:
         if memory is None:
             return None
         risk_value = CompiledRiskValue(policy.risk_value if c == 0 else None, vector, N_LANES)
-        trunk = CompiledTrunk(vector, rooms, memory, critic.trunk, head, head.last_layer)
+        trunk = CompiledTrunk(vector, memory, critic.trunk, head, head.last_layer)
         return cls(trunk, critic, c, risk_value)
 
     @property
     def free(self) -> bool:
         return self.trunk.stretch.free and self.risk_value.stretch.free
 
-    def read(self, batch: SequenceBatch) -> tuple[Seen, tuple[Array, ...]]:
-        """What the trunk and the losses see of all sequences."""
-        seen = seen_of(batch, self.sight(batch.observations), batch.critic_states[self.c])
-        return seen, tuple(part.numpy() for part in (batch.target, batch.valid, batch.risk))
+    def seen(self, batch: SequenceBatch) -> Seen:
+        return seen_of(batch, self.sight(batch.observations), batch.critic_states[self.c])
 
-    def job(self, choice: Choice, now: Knobs, share: float) -> Job:
-        """`share` of the gradient of the chosen sequences' mean losses, weighed by vf_coef."""
-        seen, (target, valid, risk) = choice.batch.once(self, partial(self.read, choice.batch))
-        lanes = self.trunk.lanes(seen._replace(chosen=choice.chosen))
-        n_valid = max(choice.n_valid, 1)
-        factor = np.float32(now.vf_coef * share / n_valid)
-        lesson = Lesson(target, valid, self.levels, self.kappa, factor)
-        rows = len(valid) * lane_size(choice.n_sequences)
-        besides = [self.risk_value.beside(seen.x, risk, rows, i) for i in range(N_LANES)]
-
-        arrived = count(1)
-
-        def piece(i: int) -> tuple[float, float]:
-            sums: tuple[float, float] = critic_lane(lanes[i](), lesson, besides[i])
-            if is_last(arrived):
-                self.trunk.leave_gradient()
-                self.risk_value.leave_gradient()
-            return sums
-
-        def finish(sums: list[tuple[float, float]]) -> CriticFigures:
-            value, risk_value = (sum(part) / n_valid for part in zip(*sums, strict=True))
-            return CriticFigures(value, risk_value)
-
-        return Job([partial(piece, i) for i in range(N_LANES)], finish)
+    def lesson(self, batch: SequenceBatch) -> Lesson:
+        return Lesson(batch.target.numpy(), batch.valid.numpy(), self.levels, self.kappa)
 
 
 @compiled
-def critic_lane(lane, lesson, beside):  # type: ignore[no-untyped-def]
-    """Fill a lane's gradients; returns the sums of the critic's and of the risk value's losses."""
+def critic_lane(lane, lesson, factor, beside, d_beside):  # type: ignore[no-untyped-def]
+    """Fill a lane's gradients; returns the sums of the critic's and of the risk value's losses.
+
+    factor: on the gradient of each sample;  beside: the desk of the risk value;  d_beside: its gradient
+    """
     blas, shape, weights, packed, gradient, room, seen, start, end = lane
     n_steps, size = room.kept.shape
     rows, output, d_output = n_steps * size, last_out(shape, room, room.outs), last_out(shape, room, room.d_outs)
@@ -337,7 +282,7 @@ def critic_lane(lane, lesson, beside):  # type: ignore[no-untyped-def]
     counts = np.zeros(rows, np.bool_)
     total = risk_total = 0.0
     clear(shape, gradient, start == end)
-    beside.gradient[:] = ZERO
+    d_beside[:] = ZERO
     for low in range(start, end, size):
         trunk_forward(blas, shape, weights, packed, room, seen, low, end)
         chosen = seen.chosen[low:end]
@@ -349,8 +294,8 @@ def critic_lane(lane, lesson, beside):  # type: ignore[no-untyped-def]
         for m in range(rows):
             total += float(loss[m]) if counts[m] else 0.0
             for q in range(d_output.shape[1]):
-                d_output[m, q] = lesson.factor * d_output[m, q] if counts[m] else ZERO
+                d_output[m, q] = factor * d_output[m, q] if counts[m] else ZERO
         if beside.weights.size:
-            risk_total += learn_beside(blas, beside, features_of(shape, room), chosen, counts, lesson.factor)
+            risk_total += learn_beside(blas, beside, d_beside, features_of(shape, room), chosen, counts, factor)
         trunk_backward(blas, shape, weights, room, gradient, low > start)
     return total, risk_total

@@ -14,7 +14,6 @@ from tailguard.policy.lstm_kernel import ZERO
 from tailguard.policy.risk_value import PERIOD_FEATURES, RiskValue
 from tailguard.policy.trunk_kernel import (
     Shape,
-    add_lanes,
     aligned_zeros,
     dense_backward,
     dense_forward,
@@ -26,12 +25,13 @@ from tailguard.ppo.stretch import Stretch
 NOTHING = np.zeros((0, 0), np.float32)
 
 
-class Beside(NamedTuple):
-    """The risk value in one lane; without weights where there is none."""
+class RiskDesk(NamedTuple):
+    """All that one worker needs to learn a risk value; without weights where there is none."""
 
     shape: Shape
     weights: Array  # (P,)
-    gradient: Array  # (P,)
+    gradients: tuple[Array, ...]  # (P,) per lane
+    result: Array  # (P,) where their sum goes
     x: Array  # (rows, I) features, observation and period
     d_x: Array  # empty: no gradient goes back to the features
     outs: Array
@@ -47,42 +47,23 @@ class CompiledRiskValue:
         self.stretch = Stretch(vector, [] if risk_value is None else list(risk_value.parameters()), n_lanes)
         layers = [] if risk_value is None else [part for part in risk_value.modules() if isinstance(part, nn.Linear)]
         self.shape = layers_of(layers, self.stretch.begins)
-        self.rooms: dict[tuple[int, int], tuple[Array, Array, Array]] = {}
 
-    def beside(self, observations: Array, lesson: Array, n_rows: int, lane: int) -> Beside:
-        """For one lane of a batch. lesson: (L, S, 3), or (L, S, 0) where there is no risk value."""
-        x, outs, d_outs = self.room(n_rows, lane)
-        own = self.stretch.weights, self.stretch.gradients[lane]
-        return Beside(self.shape, *own, x, NOTHING, outs, d_outs, observations, lesson)
-
-    def leave_gradient(self) -> None:
-        """Hand over the sum of the lanes' gradients."""
-        if self.stretch.parameters:
-            add_lanes(self.shape, *self.stretch.gradients, *self.stretch.place()[::-1])
-
-    def room(self, n_rows: int, lane: int) -> tuple[Array, Array, Array]:
-        """Made once per number of rows; only the latest are kept."""
-        if (n_rows, lane) not in self.rooms:
-            if len(self.rooms) >= 4 * len(self.stretch.gradients):
-                self.rooms.clear()
-            n_inputs = self.shape.n_inputs
-            n_outputs = int(self.shape.dense[:, 2].sum())
-            self.rooms[n_rows, lane] = (
-                aligned_zeros(n_rows, n_inputs),
-                aligned_zeros(n_rows * n_outputs),
-                aligned_zeros(n_rows * n_outputs),
-            )
-        return self.rooms[n_rows, lane]
+    def desk(self, observations: Array, lesson: Array, n_rows: int) -> RiskDesk:
+        """With room for so many samples. lesson: (L, S, 3), or (L, S, 0) where there is no risk value."""
+        n_outputs = n_rows * int(self.shape.dense[:, 2].sum())
+        x, outs, d_outs = aligned_zeros(n_rows, self.shape.n_inputs), aligned_zeros(n_outputs), aligned_zeros(n_outputs)
+        own = self.stretch.weights, self.stretch.gradients, self.stretch.result
+        return RiskDesk(self.shape, *own, x, NOTHING, outs, d_outs, observations, lesson)
 
 
 @compiled
-def learn_beside(blas, beside, features, chosen, counts, factor):  # type: ignore[no-untyped-def]
+def learn_beside(blas, desk, gradient, features, chosen, counts, factor):  # type: ignore[no-untyped-def]
     """Add to the gradient of half the squared error of the rows that count; returns the sum of their losses.
 
     chosen: where the sequences lie
     """
-    shape, x, lesson = beside.shape, beside.x, beside.lesson
-    rows, width, n_observed = len(x), features.shape[1], beside.observations.shape[2]
+    shape, x, lesson = desk.shape, desk.x, desk.lesson
+    rows, width, n_observed = len(x), features.shape[1], desk.observations.shape[2]
     size = rows // len(lesson)
     for m in range(rows):
         x[m, :width] = features[m]
@@ -90,16 +71,16 @@ def learn_beside(blas, beside, features, chosen, counts, factor):  # type: ignor
         if counts[m]:
             t, s = m // size, chosen[m % size]
             for j in range(n_observed):
-                x[m, width + j] = beside.observations[t, s, j]
+                x[m, width + j] = desk.observations[t, s, j]
             for j in range(PERIOD_FEATURES):
                 x[m, width + n_observed + j] = lesson[t, s, j]
-    dense_forward(blas, shape, beside.weights, x, beside.outs)
+    dense_forward(blas, shape, desk.weights, x, desk.outs)
     last = len(shape.dense) - 1
-    value, d_value = out_of(shape, beside.outs, rows, last), out_of(shape, beside.d_outs, rows, last)
+    value, d_value = out_of(shape, desk.outs, rows, last), out_of(shape, desk.d_outs, rows, last)
     total = 0.0
     for m in range(rows):
         error = value[m, 0] - lesson[m // size, chosen[m % size], PERIOD_FEATURES] if counts[m] else ZERO
         total += 0.5 * float(error) * float(error)
         d_value[m, 0] = factor * error
-    dense_backward(blas, shape, beside.weights, x, beside, beside.d_x, beside.gradient)
+    dense_backward(blas, shape, desk.weights, x, desk, desk.d_x, gradient)
     return total

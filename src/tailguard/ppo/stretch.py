@@ -18,23 +18,19 @@ class Stretch:
         spans = [vector.where(parameter) for parameter in parameters] or [slice(0, 0)]
         self.vector, self.parameters = vector, parameters
         self.start, self.stop = spans[0].start, spans[-1].stop
-        self.gradients = [aligned_zeros(self.stop - self.start) for _ in range(n_lanes)]
+        self.gradients = tuple(aligned_zeros(self.stop - self.start) for _ in range(n_lanes))
+        self.weights: Array = vector.flat.detach().numpy()[self.start : self.stop]  # (P,) as they are at any time
+        self.result: Array = vector.gathered.numpy()[self.start : self.stop]  # where their gradient goes
 
     def begins(self, parameter: Tensor) -> int:
         """Where a parameter lies in the stretch."""
         return int(self.vector.where(parameter).start - self.start)
 
     @property
-    def weights(self) -> Array:
-        """(P,) as they are now."""
-        return self.vector.flat.detach().numpy()[self.start : self.stop]
-
-    @property
     def free(self) -> bool:
         """No parameter has a hook: hooks are torch's, and only torch would call them."""
         return not any(parameter._backward_hooks for parameter in self.parameters)
 
-    def place(self) -> tuple[Array, bool]:
-        """Where the gradient goes, and whether one is there already."""
-        gathered, filled = self.vector.place(self.start, self.stop)
-        return gathered.numpy(), filled
+    def announce(self) -> bool:
+        """There will be a gradient; returns whether one is there already."""
+        return bool(self.parameters) and self.vector.announce(self.start, self.stop)

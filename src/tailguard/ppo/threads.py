@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -76,19 +75,6 @@ class Threads:
         """A new thread does not inherit the number of torch's threads."""
         if self.torch_threads is not None:
             torch.set_num_threads(self.torch_threads)
-
-
-class Once:
-    """Something that the first who asks for it does, and the others wait for."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self.work, self.lock, self.done = work, threading.Lock(), False
-
-    def __call__(self) -> None:
-        with self.lock:
-            if not self.done:
-                self.work()
-                self.done = True
 
 
 def available_cores() -> int:

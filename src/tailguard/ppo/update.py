@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -18,9 +19,9 @@ from tailguard.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler, V
 from tailguard.optim.flat import ParameterVector, rescale_moments
 from tailguard.optim.gating import GatedOptimizer
 from tailguard.policy import RecurrentPolicy
-from tailguard.policy.rooms import Rooms
 from tailguard.ppo.config import PPOConfig
-from tailguard.ppo.lanes import N_LANES, CompiledActor, CompiledCritic, Job
+from tailguard.ppo.gradients import ACTOR, CompiledGradients
+from tailguard.ppo.lanes import N_LANES
 from tailguard.ppo.objective import ActorFigures, CriticFigures, Knobs, actor_losses, critic_loss
 from tailguard.ppo.threads import Threads
 from tailguard.rollout.sequences import Choice
@@ -88,9 +89,7 @@ class Learner:
             [self.vector.flat], segments=self.vector.sizes, **vgs.model_dump()
         )
         self.skipped = SkippedSteps(config.max_skipped_steps)
-        rooms, critics = Rooms(), range(len(policy.critics))
-        self.compiled_actor = CompiledActor.of(policy, self.vector, rooms) if adversary.idle else None
-        self.compiled_critics = [CompiledCritic.of(policy, self.vector, rooms, c) for c in critics]
+        self.compiled = CompiledGradients(policy, self.vector, adversary.idle)
         self.threads = Threads(config.update_threads, N_LANES * (1 + len(policy.critics)), config.torch_threads)
         if isinstance(self.optimizer, GatedOptimizer):
             self.optimizer.run = self.threads.run
@@ -110,50 +109,27 @@ class Learner:
 
     def backward(self, choice: Choice, now: Knobs, share: float) -> tuple[ActorFigures, list[CriticFigures]]:
         """Add `share` of the gradient of each trunk's loss; trunks have no weight in common, so they need not wait."""
-        jobs = [self.actor_job(choice, now, share)]
-        jobs += [self.critic_job(c, choice, now, share) for c in range(len(self.policy.critics))]
-        order = self.order(jobs)
-        pieces = [jobs[j].pieces[i] for j, i in order]
-        results = dict(zip(order, self.threads.run_measured(pieces, choice.n_sequences), strict=True))
-        figures, *values = (job.finish([results[j, i] for i in range(len(job.pieces))]) for j, job in enumerate(jobs))
-        return figures, values
+        batch = self.compiled.begin(choice, now, share, self.threads.count)
+        left = {j: partial(self.gradient_in_torch, j, choice, now, share) for j in self.trunks if j not in batch.trunks}
+        results = self.threads.run_measured([*left.values(), *batch.workers], choice.n_sequences)
+        figures = {**dict(zip(left, results, strict=False)), **batch.figures()}
+        return figures[ACTOR], [figures[j] for j in self.trunks if j != ACTOR]
 
-    def order(self, jobs: Sequence[Job]) -> list[tuple[int, int]]:
-        """(job, piece) one after another: one thread ends what it began, two threads begin with jobs of their own.
+    @property
+    def trunks(self) -> range:
+        """The actor, then the critics."""
+        return range(1 + len(self.policy.critics))
 
-        The calling thread is the first to begin, so it takes a critic, and the other the actor, which has less to do.
-        """
-        pieces = [(j, i) for j, job in enumerate(jobs) for i in range(len(job.pieces))]
-        return pieces if self.threads.count == 1 else sorted(pieces, key=lambda at: (at[0] // 2, at[1], -at[0]))
-
-    def actor_job(self, choice: Choice, now: Knobs, share: float) -> Job:
-        if self.compiled_actor is not None and self.compiled_actor.free:
-            return self.compiled_actor.job(choice, now, share)
-
-        def gradient() -> ActorFigures:
-            batch = choice.copy
+    def gradient_in_torch(self, trunk: int, choice: Choice, now: Knobs, share: float) -> ActorFigures | CriticFigures:
+        """What the compiled loops do not know."""
+        batch = choice.copy
+        if trunk == ACTOR:
             losses = actor_losses(self.policy, batch, batch.layout(), now, self.adversary)
             (losses.total * share).backward()  # type: ignore[no-untyped-call]
             return losses.figures()
-
-        return Job([gradient], lambda results: results[0])
-
-    def critic_job(self, c: int, choice: Choice, now: Knobs, share: float) -> Job:
-        compiled = self.compiled_critics[c]
-        if compiled is not None and compiled.free:
-            return compiled.job(choice, now, share)
-
-        def gradient() -> CriticFigures:
-            batch = choice.copy
-            loss = critic_loss(self.policy, c, batch, batch.layout())
-            (loss.total * (now.vf_coef * share)).backward()  # type: ignore[no-untyped-call]
-            return loss.figures()
-
-        return Job([gradient], lambda results: results[0])
-
-    def differentiate_in_torch(self) -> None:
-        """Leave the compiled loops aside: the same gradients by torch's own means, to compare with."""
-        self.compiled_actor, self.compiled_critics = None, [None] * len(self.policy.critics)
+        loss = critic_loss(self.policy, trunk - 1, batch, batch.layout())
+        (loss.total * (now.vf_coef * share)).backward()  # type: ignore[no-untyped-call]
+        return loss.figures()
 
     def apply_gradients(self, now: Knobs, loss: float) -> Mapping[Metric, float]:
         """Observe, damp, clip, step, commit. A gradient that is not finite changes nothing."""
