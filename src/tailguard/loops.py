@@ -22,6 +22,21 @@ def one_by_one(pieces: Sequence[Callable[[], Any]]) -> list[Any]:
     return [piece() for piece in pieces]
 
 
+class Crew:
+    """Who does several things: here one after the other, by the caller."""
+
+    def run(self, pieces: Sequence[Callable[[], Any]]) -> list[Any]:
+        """What each of some functions that share nothing returns."""
+        return one_by_one(pieces)
+
+    def begin(self, piece: Callable[[], Any]) -> Callable[[], Any]:
+        """Call a function that need not be called, if somebody has time; returns what waits for its end."""
+        return lambda: None
+
+
+ALONE = Crew()
+
+
 @emitted  # type: ignore[untyped-decorator]
 def fused_multiply_add(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once: faster than two operations, and the same number on every machine."""

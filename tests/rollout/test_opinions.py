@@ -12,9 +12,9 @@ import torch
 from gymnasium import spaces
 from torch.testing import assert_close
 
-from tailguard.policy import CriticConfig, PolicyConfig, RecurrentPolicy, State
+from tailguard.policy import Critic, CriticConfig, PolicyConfig, RecurrentPolicy, State
 from tailguard.rollout import RolloutBuffer
-from tailguard.rollout.opinions import Opinion, compiled_opinion, opinion, torch_opinion
+from tailguard.rollout.opinions import CompiledListener, Opinion, TorchListener, listener
 
 F = 3
 
@@ -41,6 +41,7 @@ def rollout_of(n_steps: int, n_envs: int, length: int, share_of_ends: float = 0.
     buffer.starts[1:] = buffer.dones[:-1]
     buffer.observations[:] = rng.normal(size=buffer.observations.shape)
     buffer.last_observations = rng.normal(size=(n_envs, F)).astype(np.float32)
+    buffer.position = n_steps
     for t, n in np.argwhere(buffer.truncated):
         buffer.terminal_observations[int(t), int(n)] = rng.normal(size=F).astype(np.float32)
     return buffer
@@ -49,6 +50,14 @@ def rollout_of(n_steps: int, n_envs: int, length: int, share_of_ends: float = 0.
 def any_state(policy: RecurrentPolicy, n: int) -> State:
     zero = policy.critic_list[0].trunk.memory.initial_state(n)
     return State(torch.randn_like(zero.hidden), torch.randn_like(zero.cell))
+
+
+def opinion(critic: Critic, buffer: RolloutBuffer, state: State, starts: Any, with_features: bool) -> Opinion:
+    return listener(critic, buffer, state, with_features).conclude(starts)
+
+
+def torch_opinion(critic: Critic, buffer: RolloutBuffer, state: State, starts: Any) -> Opinion:
+    return TorchListener(critic, buffer, state).conclude(starts)
 
 
 def assert_same_opinion(found: Opinion, expected: Opinion) -> None:
@@ -106,12 +115,9 @@ def test_a_pass_sees_the_weights_of_the_moment_and_leaves_the_state_before_alone
     state, starts = any_state(policy, 4), buffer.dones[-1]
     before = State(state.hidden.clone(), state.cell.clone())
     critics = policy.critic_list
-    readers = [critic.reader(8) for critic in critics]  # made before either reads: they share a thread's room
-    for critic, reader in zip(critics, readers, strict=True):
-        assert reader is not None
-        with torch.no_grad():
-            expected = torch_opinion(critic, buffer, state, starts)
-        assert_same_opinion(compiled_opinion(reader, critic, buffer, state, starts, True), expected)
+    listeners = [listener(critic, buffer, state, True) for critic in critics]  # they share a thread's room
+    for critic, reading in zip(critics, listeners, strict=True):
+        assert_same_opinion(reading.conclude(starts), torch_opinion(critic, buffer, state, starts))
     with torch.no_grad():
         for parameter in critics[0].parameters():
             parameter.mul_(0.7)
@@ -132,6 +138,30 @@ def test_critics_on_two_threads_say_the_same_bits_as_one_by_one() -> None:
         assert torch.equal(found.ends.quantiles, expected.ends.quantiles)
         assert torch.equal(found.follows.quantiles, expected.follows.quantiles)
         assert torch.equal(found.after.hidden, expected.after.hidden)
+
+
+@pytest.mark.parametrize("n_steps", [64, 70])
+def test_reading_along_while_the_rollout_grows_says_the_same_bits(n_steps: int) -> None:
+    policy, buffer = policy_of(), rollout_of(n_steps, 5, 8)
+    critic, state, starts = policy.critic_list[0], any_state(policy, 5), buffer.dones[-1]
+    expected = opinion(critic, buffer, state, starts, True)
+    along = listener(critic, buffer, state, True)
+    assert isinstance(along, CompiledListener)
+    with ThreadPoolExecutor(3) as pool:
+        for position in range(1, n_steps + 1):
+            buffer.position = position
+            pool.submit(along.follow)
+    along.follow()
+    buffer.position = 20
+    along.follow()  # a call that comes too late, when the next rollout has begun
+    assert along.reading.position == n_steps
+    buffer.position = n_steps
+    found = along.conclude(starts)
+    for part, expected_part in zip(found[2:], expected[2:], strict=True):
+        assert torch.equal(part.quantiles, expected_part.quantiles)
+        assert torch.equal(part.features, expected_part.features)
+    assert torch.equal(found.after.hidden, expected.after.hidden)
+    assert all(torch.equal(one.cell, other.cell) for one, other in zip(found.states, expected.states, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A trunk and the last layer of its head over a whole rollout in one compiled call, without gradient.
+"""A trunk and the last layer of its head over the steps of a rollout in compiled loops, without gradient.
 
 The steps go through the loops in pieces, so that the room they need stays in the cache however long a rollout is.
 """
@@ -22,28 +22,6 @@ from tailguard.policy.trunk_kernel import Seen, features_of, last_out, packed_we
 MOST_SEQUENCES = 64  # at a time
 MOST_ROWS = 512  # steps of sequences at a time
 ROOMS = Rooms()
-
-
-class Passage(NamedTuple):
-    """T steps of N environments, and the state before them."""
-
-    x: Tensor  # (T, N, F)
-    starts: Array  # (T, N) bool: the step begins an episode
-    state: State
-
-
-class Aside(NamedTuple):
-    """One more observation after some of the steps, which changes no state: the last of a truncated episode."""
-
-    x: Tensor  # (E, F)
-    where: Array  # (E, 2) step and environment, ascending
-
-
-class Next(NamedTuple):
-    """The observations after the last step."""
-
-    x: Tensor  # (N, F)
-    starts: Array  # (N,)
 
 
 class Said(NamedTuple):
@@ -80,49 +58,85 @@ class TrunkReader:
         self.packed = packed_weights(self.shape, self.flat)
         self.sequence_length, self.n_features, self.n_outputs = sequence_length, *linear[-1].weight.shape[::-1]
 
-    def read(self, passage: Passage, aside: Aside, following: Next, with_features: bool) -> Read:
-        """All of it in one compiled call; features are left out where nobody asks."""
-        n_features = self.n_features if with_features else 0
-        seen = seen_of(passage)
-        ends = seen_of(Passage(aside.x[None], np.zeros((1, len(aside.x)), np.bool_), self.room_for_state(len(aside.x))))
-        after = seen_of(Passage(following.x[None], following.starts[None], self.room_for_state(len(following.x))))
-        found, found_aside, found_next = (self.findings(part, n_features) for part in (seen, ends, after))
-        length, size = piece_sizes(self.sequence_length, seen.starts.shape[1])
+    def begin(self, state: State, n_steps: int, with_features: bool) -> Reading:
+        """Open a rollout of so many steps after `state`; features are left out where nobody asks."""
+        return Reading(self, state, n_steps, self.n_features if with_features else 0)
+
+    def read(self, seen: Seen, found: Found, where: Array, ended: Seen, n_envs: int) -> None:
+        """Fill what is found and the states of `ended`; seen.hidden and seen.cell become the state after the last step.
+
+        where: (E, 2) step and environment of those states;  n_envs: of the whole rollout, which decides on the pieces
+        """
+        length, size = piece_sizes(self.sequence_length, n_envs)
         rooms = ROOMS.of(self.shape, length, size), ROOMS.of(self.shape, 1, size)
         trunk = blas(), self.shape, self.flat, self.packed, *rooms, self.sequence_length
-        where = np.ascontiguousarray(aside.where)  # one layout, one compilation
-        rollout_kernel(trunk, seen, found, where, ends, found_aside, after, found_next)
-        states = [state_of(*before) for before in zip(found.hidden, found.cell, strict=True)]
-        return Read(
-            said(found), said_once(found_aside), said_once(found_next), states, state_of(seen.hidden, seen.cell)
-        )
+        read_kernel(trunk, seen, found, where, ended)
 
-    def room_for_state(self, n: int) -> State:
-        """Of n environments, to be filled."""
-        extents = self.shape.n_layers, n, self.shape.n_units
-        return State(torch.empty(extents), torch.empty(extents))
-
-    def findings(self, seen: Seen, n_features: int) -> Found:
-        n_steps, n_envs = seen.starts.shape
-        states = -(-n_steps // self.sequence_length), *seen.hidden.shape
+    def findings(self, n_steps: int, n_envs: int, n_features: int) -> Found:
+        states = -(-n_steps // self.sequence_length), self.shape.n_layers, n_envs, self.shape.n_units
         extents = (n_steps, n_envs, self.n_outputs), (n_steps, n_envs, n_features), states, states
         return Found(*(np.empty(extent, np.float32) for extent in extents))
 
 
-def seen_of(passage: Passage) -> Seen:
-    """The same as arrays; the state is a copy that the loops carry along."""
-    hidden, cell = (np.array(part.numpy(), order="C") for part in passage.state)
-    x, starts = passage.x.contiguous().numpy(), np.ascontiguousarray(passage.starts)
-    return Seen(x, starts, hidden, cell, np.arange(starts.shape[1]))
+class Reading:
+    """One rollout, read step by step as it grows."""
+
+    def __init__(self, reader: TrunkReader, state: State, n_steps: int, n_features: int) -> None:
+        self.reader, self.n_features = reader, n_features
+        self.hidden, self.cell = (np.array(part.numpy(), order="C") for part in state)  # after the last step read
+        self.n_envs, self.position = self.hidden.shape[1], 0
+        self.found = reader.findings(n_steps, self.n_envs, n_features)
+        self.ended: list[Seen] = []  # states after which an observation aside follows
+
+    def read(self, x: Tensor, starts: Array, where: Array) -> None:
+        """The next steps: whole sequences, or all that is left.
+
+        x: (t, N, F);  starts: (t, N);  where: (E, 2) step of these and environment after which one aside follows
+        """
+        first, last = self.position, self.position + len(starts)
+        length = self.reader.sequence_length
+        sequences = slice(first // length, -(-last // length))
+        output, features, hidden, cell = self.found
+        found = Found(output[first:last], features[first:last], hidden[sequences], cell[sequences])
+        ended = single_step(torch.empty(len(where), 0), np.zeros(len(where), np.bool_), *self.states(len(where)))
+        seen = Seen(
+            x.contiguous().numpy(), np.ascontiguousarray(starts), self.hidden, self.cell, np.arange(self.n_envs)
+        )
+        self.reader.read(seen, found, np.ascontiguousarray(where), ended, self.n_envs)
+        self.ended.append(ended)
+        self.position = last
+
+    def conclude(self, aside: Tensor, following: Tensor, next_starts: Array) -> Read:
+        """What was said of all steps, of the observations aside (E, F), which change no state, and of those (N, F)
+        after the last step, which may start episodes."""
+        states = [state_of(*before) for before in zip(self.found.hidden, self.found.cell, strict=True)]
+        after = state_of(self.hidden, self.cell)
+        ended = (np.concatenate([getattr(part, name) for part in self.ended], 1) for name in ("hidden", "cell"))
+        said_aside = self.say(single_step(aside, np.zeros(len(aside), np.bool_), *ended))
+        said_next = self.say(single_step(following, next_starts, self.hidden.copy(), self.cell.copy()))
+        return Read(said(self.found), said_aside, said_next, states, after)
+
+    def say(self, seen: Seen) -> Said:
+        """Of single observations, from states of their own."""
+        found = self.reader.findings(1, seen.starts.shape[1], self.n_features)
+        nothing = single_step(torch.empty(0, 0), np.zeros(0, np.bool_), *self.states(0))
+        self.reader.read(seen, found, np.zeros((0, 2), np.int64), nothing, self.n_envs)
+        return Said(torch.from_numpy(found.output[0]), torch.from_numpy(found.features[0]))
+
+    def states(self, n: int) -> tuple[Array, Array]:
+        """Hidden states and cells of n environments, to be filled."""
+        extents = self.reader.shape.n_layers, n, self.reader.shape.n_units
+        return np.empty(extents, np.float32), np.empty(extents, np.float32)
+
+
+def single_step(x: Tensor, starts: Array, hidden: Array, cell: Array) -> Seen:
+    """One step of n environments. x: (n, F);  starts: (n,)"""
+    rows = x[None].contiguous().numpy()
+    return Seen(rows, np.ascontiguousarray(starts[None]), hidden, cell, np.arange(len(starts)))
 
 
 def said(found: Found) -> Said:
     return Said(torch.from_numpy(found.output), torch.from_numpy(found.features))
-
-
-def said_once(found: Found) -> Said:
-    """Of a passage of one step, without its first axis."""
-    return Said(torch.from_numpy(found.output[0]), torch.from_numpy(found.features[0]))
 
 
 def state_of(hidden: Array, cell: Array) -> State:
@@ -135,17 +149,6 @@ def piece_sizes(sequence_length: int, n_envs: int) -> tuple[int, int]:
     size = max(-(-n_envs // n_chunks), 1)
     n_pieces = -(-sequence_length // max(MOST_ROWS // size, 1))
     return sequence_length // n_pieces, size
-
-
-@compiled
-def rollout_kernel(trunk, seen, found, where, ends, found_ends, after, found_after):  # type: ignore[no-untyped-def]
-    """All steps, the observations aside from the states after `where`, and those after the last step."""
-    parts, results = (seen, ends, after), (found, found_ends, found_after)
-    for i in range(3):  # one call in the text, so that the loops are compiled once
-        read_kernel(trunk, parts[i], results[i], where if i == 0 else where[:0], ends)
-        if i == 0 and after.starts.size:
-            after.hidden[:] = seen.hidden
-            after.cell[:] = seen.cell
 
 
 @compiled

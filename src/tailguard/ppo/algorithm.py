@@ -32,7 +32,7 @@ from tailguard.ppo.update import Learner
 from tailguard.ppo.watch import TradingSample, calibration_figures, explained_variance, memory_figures, rollout_figures
 from tailguard.rollout import RolloutBuffer, SequenceBatch
 from tailguard.rollout.advantages import normalize_valid
-from tailguard.rollout.collect import Live, collect_steps, estimate_advantages, judge
+from tailguard.rollout.collect import Judges, Live, collect_steps, estimate_advantages
 from tailguard.rollout.sequences import Choice, minibatches, reserve, sequences_of
 from tailguard.rollout.targets import return_law_samples, rewards_to_go
 from tailguard.rollout.workers import watch_workers
@@ -194,6 +194,7 @@ class DistributionalPPO(BundledAlgorithm):
             callback.update_locals({"self": self, "env": env, "rollout_buffer": rollout_buffer, **seen})
             if not callback.on_step():
                 return False
+            judges.follow()
             self.hindsight.note(env)
             self.trading.note(seen["n_steps"], seen["rewards"], seen["infos"])
             ended = seen["dones"].nonzero()[0]
@@ -201,14 +202,14 @@ class DistributionalPPO(BundledAlgorithm):
                 self._update_info_buffer([seen["infos"][n] for n in ended], seen["dones"][ended])
             return True
 
-        with self.obs_stats.frozen():
+        with self.obs_stats.frozen(), Judges(self.policy, rollout_buffer, live, self.learner.threads) as judges:
             raw = collect_steps(
                 env, self.policy, rollout_buffer, live, self.obs_stats, self.randomness.actions, after_each_step
             )
         if raw is None:
             return False
         self.return_scale.calibrate(rewards_to_go(rollout_buffer.rewards, rollout_buffer.dones, self.config.gamma))
-        judge(self.policy, rollout_buffer, live, self.return_scale.snapshot, self.learner.threads.run)
+        judges.speak(self.return_scale.snapshot)
         estimate_advantages(rollout_buffer, self.config.gamma, self.config.gae_lambda)
         self.risk.judge(self.policy, rollout_buffer, live)
         self.follow_observations(raw)

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from tailguard.loops import one_by_one
+from tailguard.loops import Crew, one_by_one
 
 N_TRIALS = 8  # of each number of threads
 KEPT_BYTES = 1 << 30  # below this, freed memory stays with the process
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # glibc's names for mallopt
 
 
-class Threads:
+class Threads(Crew):
     """Runs a few functions that share nothing; results do not depend on how many threads there are."""
 
     def __init__(self, n_threads: int | None, n_pieces: int, torch_threads: int | None) -> None:
@@ -54,8 +54,6 @@ class Threads:
     def run_on(self, n_threads: int, pieces: Sequence[Callable[[], Any]]) -> list[Any]:
         if n_threads == 1 or len(pieces) == 1:
             return one_by_one(pieces)
-        if self.pool is None:
-            self.pool = ThreadPoolExecutor(n_threads - 1, "tailguard-update", initializer=self.limit_torch)
         results: list[Any] = [None] * len(pieces)
         waiting = iter(range(len(pieces)))  # asking a range's iterator for the next is one step of the interpreter
 
@@ -63,13 +61,22 @@ class Threads:
             while (i := next(waiting, None)) is not None:
                 results[i] = pieces[i]()
 
-        others = [self.pool.submit(work) for _ in range(min(n_threads, len(pieces)) - 1)]
+        others = [self.others().submit(work) for _ in range(min(n_threads, len(pieces)) - 1)]
         try:
             work()
         finally:
             for other in others:
                 other.result()
         return results
+
+    def begin(self, piece: Callable[[], Any]) -> Callable[[], Any]:
+        return super().begin(piece) if self.n_threads == 1 else self.others().submit(piece).result
+
+    def others(self) -> ThreadPoolExecutor:
+        """All threads but the calling one."""
+        if self.pool is None:
+            self.pool = ThreadPoolExecutor(self.n_threads - 1, "tailguard-update", initializer=self.limit_torch)
+        return self.pool
 
     def limit_torch(self) -> None:
         """A new thread does not inherit the number of torch's threads."""

@@ -1,4 +1,4 @@
-"""Collecting a rollout: the actor steps alone, and each critic judges the finished rollout in one call."""
+"""Collecting a rollout: the actor steps alone, and the critics judge what it did."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from tailguard.errors import EnvContractError
-from tailguard.loops import Run, one_by_one
+from tailguard.loops import ALONE, Crew
 from tailguard.normalization import Affine, ObservationStatistics
 from tailguard.policy import RecurrentPolicy, State
 from tailguard.rollout.advantages import advantages, successor_values
 from tailguard.rollout.buffer import Floats, RolloutBuffer, all_finite, require_finite
-from tailguard.rollout.opinions import Opinion, opinion
+from tailguard.rollout.opinions import Opinion, listener
 
 StepHook = Callable[[dict[str, Any]], bool]
+WORTH_A_CALL = 2_048  # samples that another thread reads at a time, so that acting is not disturbed too often
 
 
 @dataclass
@@ -54,7 +55,7 @@ def collect_steps(
 ) -> list[Floats] | None:
     """Fill the buffer with T steps; returns the raw observations seen, or None when the hook stopped it.
 
-    `hook` receives what a callback of SB3 may read and says whether to go on.
+    `hook` receives what a callback of SB3 may read, after each step, and says whether to go on.
     """
     raw_observations = []
     buffer.reset()
@@ -130,33 +131,51 @@ def note_episode_ends(buffer: RolloutBuffer, t: int, dones: NDArray[np.bool_], i
         buffer.terminal_observations[t, int(n)] = np.asarray(last, np.float32).reshape(-1)
 
 
-def judge(
-    policy: RecurrentPolicy,
-    buffer: RolloutBuffer,
-    live: Live,
-    scale: Affine,
-    run: Run = one_by_one,
-) -> None:
-    """Let the critics speak over the finished rollout: quantiles of every step, of truncated ends, and of what follows.
+class Judges:
+    """The critics beside a rollout: they read its sequences as they are completed, and speak when it is finished.
 
     Everything is decoded with one scale and written in raw units (docs/algorithm.md, Algorithm 1, line 4). The critics
-    do not hear each other: `run` may let them speak at the same time.
+    do not hear each other: they may read and speak at the same time.
     """
-    reads_features = policy.risk_value is not None
-    opinions: list[Opinion] = run(
-        [
-            partial(opinion, critic, buffer, state, live.starts, reads_features and c == 0)
-            for c, (critic, state) in enumerate(zip(policy.critic_list, live.critic_states, strict=True))
-        ]
-    )
-    buffer.critic_states = [list(states) for states in zip(*(said.states for said in opinions), strict=True)]
-    live.critic_states = [said.after for said in opinions]
-    if reads_features:
-        first = opinions[0]
-        buffer.features = torch.cat([first.steps.features, first.follows.features.unsqueeze(0)])
-        buffer.terminal_features = first.ends.features
-    steps, ends, follows = ([part.quantiles for part in parts] for parts in list(zip(*opinions, strict=True))[2:])
-    write_laws(policy, buffer, steps, ends, follows, scale)
+
+    def __init__(self, policy: RecurrentPolicy, buffer: RolloutBuffer, live: Live, crew: Crew = ALONE) -> None:
+        self.policy, self.buffer, self.live, self.crew = policy, buffer, live, crew
+        features = policy.risk_value is not None
+        parts = enumerate(zip(policy.critic_list, live.critic_states, strict=True))
+        self.listeners = [listener(critic, buffer, state, features and c == 0) for c, (critic, state) in parts]
+        self.reading: list[Callable[[], Any]] = []  # what there is to wait for
+        self.announced = 0  # steps
+
+    def __enter__(self) -> Judges:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nobody reads on when a rollout is broken off."""
+        if not self.buffer.full:
+            for wait in self.reading:
+                wait()
+
+    def follow(self) -> None:
+        """After a step: let somebody read the sequences that are complete, if they are worth the call."""
+        buffer = self.buffer
+        if buffer.position % buffer.sequence_length or buffer.full:  # the last one is left to `speak`
+            return
+        if (buffer.position - self.announced) * buffer.n_envs >= WORTH_A_CALL:
+            self.announced = buffer.position
+            self.reading += [self.crew.begin(critic.follow) for critic in self.listeners]
+
+    def speak(self, scale: Affine) -> None:
+        """Quantiles of every step, of truncated ends, and of what follows."""
+        buffer, live = self.buffer, self.live
+        opinions: list[Opinion] = self.crew.run([partial(critic.conclude, live.starts) for critic in self.listeners])
+        buffer.critic_states = [list(states) for states in zip(*(said.states for said in opinions), strict=True)]
+        live.critic_states = [said.after for said in opinions]
+        if self.policy.risk_value is not None:
+            first = opinions[0]
+            buffer.features = torch.cat([first.steps.features, first.follows.features.unsqueeze(0)])
+            buffer.terminal_features = first.ends.features
+        steps, ends, follows = ([part.quantiles for part in parts] for parts in list(zip(*opinions, strict=True))[2:])
+        write_laws(self.policy, buffer, steps, ends, follows, scale)
 
 
 @torch.inference_mode()

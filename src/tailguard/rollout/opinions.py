@@ -1,7 +1,8 @@
-"""What one critic says of a finished rollout: in compiled loops where they know it, in torch elsewhere."""
+"""What one critic says of a rollout: in compiled loops where they know it, in torch elsewhere."""
 
 from __future__ import annotations
 
+import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailguard.policy import Critic, Judged, Layout, State
-from tailguard.policy.reading import Aside, Next, Passage, TrunkReader
+from tailguard.policy.reading import TrunkReader
 from tailguard.rollout.buffer import RolloutBuffer
 
 Bools = NDArray[np.bool_]
@@ -26,51 +27,89 @@ class Opinion(NamedTuple):
     follows: Judged  # (N, *) of the observations after the last step
 
 
-@torch.inference_mode()
-def opinion(critic: Critic, buffer: RolloutBuffer, state: State, next_starts: Bools, with_features: bool) -> Opinion:
-    """From the state before the rollout; `next_starts` (N,) says where what follows is another episode.
+class Listener:
+    """One critic that follows a rollout."""
 
-    Features may be left out where nobody asks for them.
-    """
+    def __init__(self, critic: Critic, buffer: RolloutBuffer, state: State) -> None:
+        """`state` is that before the rollout."""
+        self.critic, self.buffer, self.state = critic, buffer, state
+
+    def follow(self) -> None:
+        """Read ahead what there is of the rollout, unless somebody does; any thread may ask, nobody has to."""
+
+    def conclude(self, next_starts: Bools) -> Opinion:
+        """Of the finished rollout; `next_starts` (N,) says where what follows is another episode."""
+        raise NotImplementedError
+
+
+class TorchListener(Listener):
+    """Sequence by sequence when all is there: the definition, and the path of everything the loops do not know."""
+
+    @torch.inference_mode()
+    def conclude(self, next_starts: Bools) -> Opinion:
+        critic, buffer, state = self.critic, self.buffer, self.state
+        states: list[State] = []
+        steps: list[Judged] = []
+        ends: list[Judged] = []
+        for first in range(0, buffer.n_steps, buffer.sequence_length):
+            rows = slice(first, min(first + buffer.sequence_length, buffer.n_steps))
+            layout = Layout(buffer.starts[rows], buffer.truncated[rows])
+            state = state.keep(torch.from_numpy(~layout.starts[0]).float())
+            states.append(state)
+            observations = torch.from_numpy(buffer.observations[rows])
+            extra = terminal_observations(buffer, rows)
+            said, said_of_ends, state = critic.evaluate(observations, layout, state, extra)
+            steps.append(said)
+            ends.append(said_of_ends)
+        follow = state.keep(torch.from_numpy(~next_starts).float())
+        follows, _ = critic.step(torch.from_numpy(buffer.last_observations), follow)
+        return Opinion(states, state, joined(steps), joined(ends), follows)
+
+
+class CompiledListener(Listener):
+    """Each sequence in one compiled call, as soon as it is complete."""
+
+    def __init__(
+        self, reader: TrunkReader, critic: Critic, buffer: RolloutBuffer, state: State, with_features: bool
+    ) -> None:
+        super().__init__(critic, buffer, state)
+        self.reading, self.lock = reader.begin(state, buffer.n_steps, with_features), threading.Lock()
+
+    def follow(self) -> None:
+        if self.lock.acquire(blocking=False):
+            try:
+                self.read_on()
+            finally:
+                self.lock.release()
+
+    @torch.inference_mode()
+    def read_on(self) -> None:
+        """All sequences that are complete, and the last one whatever its length."""
+        buffer, length = self.buffer, self.buffer.sequence_length
+        there = buffer.n_steps if buffer.full else buffer.position // length * length
+        for first in range(self.reading.position, there, length):
+            rows = slice(first, min(first + length, there))
+            observations = self.critic.sight(torch.from_numpy(buffer.observations[rows]))
+            self.reading.read(observations, buffer.starts[rows], np.argwhere(buffer.truncated[rows]))
+
+    @torch.inference_mode()
+    def conclude(self, next_starts: Bools) -> Opinion:
+        with self.lock:
+            self.read_on()
+        buffer, sight = self.buffer, self.critic.sight
+        ends = sight(terminal_observations(buffer, slice(0, buffer.n_steps)))
+        read = self.reading.conclude(ends, sight(torch.from_numpy(buffer.last_observations)), next_starts)
+        said = read.steps, read.aside, read.next
+        judged = [Judged(self.critic.head.quantiles(part.output), part.features) for part in said]
+        return Opinion(read.states, read.after, *judged)
+
+
+def listener(critic: Critic, buffer: RolloutBuffer, state: State, with_features: bool) -> Listener:
+    """With the weights of this moment; features may be left out where nobody asks for them."""
     reader = critic.reader(buffer.sequence_length)
     if reader is None:
-        return torch_opinion(critic, buffer, state, next_starts)
-    return compiled_opinion(reader, critic, buffer, state, next_starts, with_features)
-
-
-def compiled_opinion(
-    reader: TrunkReader, critic: Critic, buffer: RolloutBuffer, state: State, next_starts: Bools, with_features: bool
-) -> Opinion:
-    """All of it in one call."""
-    observations, following = (torch.from_numpy(part) for part in (buffer.observations, buffer.last_observations))
-    ends = terminal_observations(buffer, slice(0, buffer.n_steps))
-    read = reader.read(
-        Passage(critic.sight(observations), buffer.starts, state),
-        Aside(critic.sight(ends), np.argwhere(buffer.truncated)),
-        Next(critic.sight(following), next_starts),
-        with_features,
-    )
-    judged = [Judged(critic.head.quantiles(said.output), said.features) for said in (read.steps, read.aside, read.next)]
-    return Opinion(read.states, read.after, *judged)
-
-
-def torch_opinion(critic: Critic, buffer: RolloutBuffer, state: State, next_starts: Bools) -> Opinion:
-    """The same sequence by sequence: the definition, and the path of everything the loops do not know."""
-    states: list[State] = []
-    steps: list[Judged] = []
-    ends: list[Judged] = []
-    for first in range(0, buffer.n_steps, buffer.sequence_length):
-        rows = slice(first, min(first + buffer.sequence_length, buffer.n_steps))
-        layout = Layout(buffer.starts[rows], buffer.truncated[rows])
-        state = state.keep(torch.from_numpy(~layout.starts[0]).float())
-        states.append(state)
-        observations = torch.from_numpy(buffer.observations[rows])
-        said, said_of_ends, state = critic.evaluate(observations, layout, state, terminal_observations(buffer, rows))
-        steps.append(said)
-        ends.append(said_of_ends)
-    follow = state.keep(torch.from_numpy(~next_starts).float())
-    follows, _ = critic.step(torch.from_numpy(buffer.last_observations), follow)
-    return Opinion(states, state, joined(steps), joined(ends), follows)
+        return TorchListener(critic, buffer, state)
+    return CompiledListener(reader, critic, buffer, state, with_features)
 
 
 def joined(parts: list[Judged]) -> Judged:
