@@ -28,6 +28,7 @@ from tailguard.policy.policy import Critic
 from tailguard.policy.recurrent import LSTM
 from tailguard.ppo import DistributionalPPO, PPOConfig, update
 from tailguard.ppo import algorithm as algorithm_module
+from tailguard.ppo.lanes import CompiledActor, CompiledCritic
 from tailguard.rollout import SequenceBatch, collect
 from tests.agents import TINY, TINY_POLICY
 from tests.environments import ConstantReward, cartpole
@@ -200,7 +201,7 @@ def state_stored_after_the_step(patch: Patch) -> None:
 
 def leave_gradients_to_torch(patch: Patch) -> None:
     """For faults of the definitions in ppo/objective.py, which the compiled loops do not go through."""
-    for kind in (update.CompiledActor, update.CompiledCritic):
+    for kind in (CompiledActor, CompiledCritic):
         patch.setattr(kind, "of", lambda *arguments: None)
 
 

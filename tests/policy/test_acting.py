@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -81,12 +83,25 @@ def test_a_state_that_was_changed_in_place_is_read_as_it_is_now() -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("bounds", ["clip", "squash"])
-def test_acting_without_tensors_equals_acting_with_them(bounds: str) -> None:
+@pytest.mark.parametrize(
+    ("space", "bounds"),
+    [
+        (spaces.Box(-1.0, 1.0, (2,), np.float32), "clip"),
+        (spaces.Box(-1.0, 1.0, (2,), np.float32), "squash"),
+        (spaces.Discrete(1), "clip"),
+        (spaces.Discrete(2), "clip"),
+        (spaces.Discrete(17), "clip"),
+        (spaces.MultiDiscrete([4, 4, 4]), "clip"),
+        (spaces.MultiDiscrete([2, 5]), "clip"),
+        (spaces.MultiBinary(3), "clip"),
+    ],
+    ids=str,
+)
+def test_acting_without_tensors_equals_acting_with_them(space: spaces.Space[Any], bounds: Any) -> None:
     torch.manual_seed(0)
-    box = spaces.Box(-1.0, 1.0, (2,), np.float32)
-    policy = RecurrentPolicy(spaces.Box(-1.0, 1.0, (F,)), box, PolicyConfig(action_bounds=bounds, log_std_init=-0.7))  # type: ignore[arg-type]
-    n_steps, action_head = 5, policy.action_head
+    policy = RecurrentPolicy(spaces.Box(-1.0, 1.0, (F,)), space, PolicyConfig(action_bounds=bounds, log_std_init=-0.7))
+    torch.nn.init.normal_(policy.action_head.last_layer.weight)  # so that choices differ
+    n_steps, action_head = 50, policy.action_head
     quick = policy.acting(n_steps, N, torch.Generator().manual_seed(1))
     assert isinstance(quick, CompiledActing)
     chance = action_head.chance((n_steps, N), torch.Generator().manual_seed(1))

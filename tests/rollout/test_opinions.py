@@ -12,9 +12,9 @@ import torch
 from gymnasium import spaces
 from torch.testing import assert_close
 
-from tailguard.policy import Critic, CriticConfig, PolicyConfig, RecurrentPolicy, State
+from tailguard.policy import Critic, CriticConfig, Layout, PolicyConfig, RecurrentPolicy, State
 from tailguard.rollout import RolloutBuffer
-from tailguard.rollout.opinions import CompiledListener, Opinion, TorchListener, listener
+from tailguard.rollout.opinions import CompiledListener, Opinion, TorchListener, laws_of_sequences, listener
 
 F = 3
 
@@ -162,6 +162,17 @@ def test_reading_along_while_the_rollout_grows_says_the_same_bits(n_steps: int) 
         assert torch.equal(part.features, expected_part.features)
     assert torch.equal(found.after.hidden, expected.after.hidden)
     assert all(torch.equal(one.cell, other.cell) for one, other in zip(found.states, expected.states, strict=True))
+
+
+@pytest.mark.parametrize("memory", ["lstm", "gru"])
+def test_sequences_with_states_of_their_own_are_read_as_the_critic_would(memory: str) -> None:
+    policy, buffer = policy_of(memory=memory), rollout_of(8, 21, 8)
+    critic, state = policy.critic_list[0], any_state(policy, 21)
+    observations, starts = torch.from_numpy(buffer.observations), buffer.starts
+    starts[0] = False  # the state before a sequence has been forgotten already where an episode starts with it
+    with torch.no_grad():
+        expected = critic.head.quantiles(critic(observations, Layout(starts), state))
+    assert_close(laws_of_sequences(critic, observations, starts, state), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

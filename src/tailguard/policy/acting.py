@@ -39,6 +39,7 @@ class CompiledStep:
         self.packed = packed_weights(shape, self.flat)
         self.starts, self.all = np.zeros((1, n), np.bool_), np.arange(n)
         self.parts = (*blas(), *shape, *room_for(shape, 1, n))
+        self.output_extent, self.state_extent = (n, linear[-1].out_features), (shape.n_layers, n, shape.n_units)
         self.after: tuple[State, Array, Array] | None = None  # the last step: a state, and its memory as arrays
 
     def __call__(self, x: Tensor, state: State) -> tuple[Tensor, State]:
@@ -47,8 +48,10 @@ class CompiledStep:
 
     def on_arrays(self, x: Array, state: State) -> tuple[Array, State]:
         """The same, for observations and output as arrays."""
-        before = self.arrays_of(state)
-        output, hidden, cell = step_kernel(x[None], self.starts, *before, self.all, self.flat, self.packed, *self.parts)
+        output, hidden = np.empty(self.output_extent, np.float32), np.empty(self.state_extent, np.float32)
+        cell, before = np.empty_like(hidden), self.arrays_of(state)
+        seen = x[None], self.starts, *before, self.all
+        step_kernel(output, hidden, cell, *seen, self.flat, self.packed, *self.parts)
         after = State(torch.from_numpy(hidden), torch.from_numpy(cell))
         self.after = after, hidden, cell
         return output, after
@@ -61,14 +64,16 @@ class CompiledStep:
 
 
 @compiled
-def step_kernel(x, starts, hidden, cell, chosen, flat, packed, *parts):  # type: ignore[no-untyped-def]
-    """Output, hidden state and cell in memory of their own.
+def step_kernel(output, next_hidden, next_cell, x, starts, hidden, cell, chosen, flat, packed, *parts):  # type: ignore[no-untyped-def]
+    """Fill output, hidden state and cell: numba hands arrays back at the price of a small step.
 
     parts: all of Blas, Shape and Room, one by one: numba takes named tuples at four times the price of their parts
     """
     blas, shape, room = Blas(*parts[:N_BLAS]), Shape(*parts[N_BLAS:N_BEFORE_ROOM]), Room(*parts[N_BEFORE_ROOM:])
     trunk_forward(blas, shape, flat, packed, room, Seen(x, starts, hidden, cell, chosen), 0, room.kept.shape[1])
-    return last_out(shape, room, room.outs).copy(), room.hidden[:, 0].copy(), room.cells[:, 0].copy()
+    output[:] = last_out(shape, room, room.outs)
+    next_hidden[:] = room.hidden[:, 0]
+    next_cell[:] = room.cells[:, 0]
 
 
 class Acting:
@@ -93,18 +98,18 @@ class Acting:
 
 
 class CompiledActing(Acting):
-    """A Gaussian's: an action is output plus noise, and no step needs a tensor."""
+    """The same without tensors at any step."""
 
-    def __init__(self, step: CompiledStep, head: ActionHead, noise: Tensor) -> None:
-        super().__init__(step, head, noise)
-        self.compiled_step, self.noise = step, noise.numpy(force=True)
-        self.kept = np.empty_like(self.noise)
+    def __init__(self, step: CompiledStep, head: ActionHead, chance: Tensor) -> None:
+        super().__init__(step, head, chance)
+        self.compiled_step, self.prepared = step, chance.numpy(force=True)
+        self.kept = np.empty((len(self.prepared), *step.output_extent), np.float32)
 
     def act(self, t: int, observations: NDArray[np.float32], state: State) -> tuple[NDArray[np.float32], State]:
         seen = np.require(observations, np.float32, ["C", "W"])  # one layout, one compilation
         output, state = self.compiled_step.on_arrays(seen, state)
         self.kept[t] = output
-        return output + self.noise[t], state
+        return self.head.act_on_array(output, self.prepared[t]), state
 
     def said(self) -> Tensor:
         return torch.from_numpy(self.kept)

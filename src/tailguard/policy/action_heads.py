@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tailguard.errors import ConfigError, EnvContractError
+from tailguard.policy.head_kernels import choose
 
 LOG_2PI = float(np.log(2.0 * np.pi))
 Bounds = Literal["clip", "squash"]
@@ -56,6 +57,10 @@ class ActionHead(nn.Module):
     def act(self, output: Tensor, prepared: Tensor) -> Tensor:
         """`sample` straight from the last layer's output: acting has no need of the law, which is found afterwards."""
         return self.sample(self.law(output), prepared)
+
+    def act_on_array(self, output: NDArray[np.float32], prepared: NDArray[np.float32]) -> NDArray[np.float32]:
+        """`act` of arrays (n, W) and (n, A)."""
+        return self.act(torch.from_numpy(output), torch.from_numpy(prepared)).numpy()
 
     def mode(self, parameters: Tensor) -> Tensor:
         """The most likely action (..., A)."""
@@ -129,6 +134,9 @@ class GaussianHead(ActionHead):
         return self.log_std.exp() * chance
 
     def act(self, output: Tensor, prepared: Tensor) -> Tensor:
+        return output + prepared
+
+    def act_on_array(self, output: NDArray[np.float32], prepared: NDArray[np.float32]) -> NDArray[np.float32]:
         return output + prepared
 
     def favourite(self, output: Tensor) -> Tensor:
@@ -209,6 +217,13 @@ class CategoricalHead(ActionHead):
     def sample(self, parameters: Tensor, chance: Tensor) -> Tensor:
         cumulative = self.by_choice(parameters).exp().cumsum(-1)
         return (chance.unsqueeze(-1) * cumulative[..., -1:] >= cumulative[..., :-1]).sum(-1).to(parameters.dtype)
+
+    def act_on_array(self, output: NDArray[np.float32], prepared: NDArray[np.float32]) -> NDArray[np.float32]:
+        if self.ragged:
+            return super().act_on_array(output, prepared)
+        chosen = np.empty_like(prepared)
+        choose(output, prepared, chosen)
+        return chosen
 
     def mode(self, parameters: Tensor) -> Tensor:
         return self.by_choice(parameters).argmax(-1).to(parameters.dtype)

@@ -76,6 +76,24 @@ def categorical_terms(output, actions, parameters, log_prob, entropy):  # type: 
 
 
 @compiled
+def choose(output, chance, chosen):  # type: ignore[no-untyped-def]
+    """Fill choices (M, A) by uniform chance (M, A): how many cumulative probabilities it has passed."""
+    n_rows, n_actions = chance.shape
+    n_choices = output.shape[1] // n_actions
+    for m in range(n_rows):
+        for i in range(n_actions):
+            weights = output[m, i * n_choices : (i + 1) * n_choices]
+            largest, total = weights.max(), ZERO
+            for weight in weights:
+                total += np.exp(weight - largest)
+            passed, k = np.exp(weights[0] - largest), 0
+            while k < n_choices - 1 and chance[m, i] * total >= passed:
+                k += 1
+                passed += np.exp(weights[k] - largest)
+            chosen[m, i] = k
+
+
+@compiled
 def categorical_slopes(actions, parameters, d_log_prob, d_entropy, d_output):  # type: ignore[no-untyped-def]
     n_rows, width = d_output.shape
     n_choices = width // actions.shape[1]

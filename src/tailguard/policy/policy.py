@@ -253,7 +253,7 @@ class RecurrentPolicy(BasePolicy):
         """The actor through a rollout, with the weights of this moment; all chance is drawn at once."""
         step, head = self.actor_step(n), self.action_head
         chance = head.prepared(head.chance((n_steps, n), generator).to(self.device))
-        if isinstance(step, CompiledStep) and isinstance(head, GaussianHead):
+        if isinstance(step, CompiledStep):
             return CompiledActing(step, head, chance)
         return Acting(step, head, chance)
 

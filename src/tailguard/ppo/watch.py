@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from tailguard.health import metrics
 from tailguard.health.metrics import Metric
+from tailguard.loops import ALONE, Crew
 from tailguard.losses.calibration import coverage, realised_cvar
 from tailguard.losses.risk import cvar_weights, interpolation_weights
 from tailguard.normalization import Affine
@@ -20,22 +22,24 @@ from tailguard.policy.action_heads import GaussianHead
 from tailguard.ppo.config import PPOConfig
 from tailguard.rollout import RolloutBuffer, SequenceBatch
 from tailguard.rollout.collect import Live
+from tailguard.rollout.opinions import laws_of_sequences
 from tailguard.rollout.targets import realised_returns
 
 N_WATCHED = 2_048  # samples of a rollout that figures of whole laws are taken from: shares are known to a percent
 
 
 @torch.no_grad()
-def explained_variance(policy: RecurrentPolicy, reserved: SequenceBatch, scale: Affine) -> float | None:
+def explained_variance(
+    policy: RecurrentPolicy, reserved: SequenceBatch, scale: Affine, crew: Crew = ALONE
+) -> float | None:
     """1 - Var[return - value] / Var[return] on sequences no gradient has seen; None when no sample is valid."""
     valid = reserved.valid
     if int(valid.sum()) < 2:
         return None
-    layout = reserved.layout()
-    laws = [
-        critic.head.quantiles(critic(reserved.observations, layout, state))
-        for critic, state in zip(policy.critic_list, reserved.critic_states, strict=True)
-    ]
+    critics = zip(policy.critic_list, reserved.critic_states, strict=True)
+    laws = crew.run(
+        [partial(laws_of_sequences, critic, reserved.observations, reserved.starts, state) for critic, state in critics]
+    )
     values = scale.mean + scale.std * (policy.aggregate(laws) @ policy.masses)
     returns = reserved.returns[valid].double()
     variance = float(returns.var(correction=0))

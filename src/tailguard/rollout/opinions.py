@@ -112,6 +112,17 @@ def listener(critic: Critic, buffer: RolloutBuffer, state: State, with_features:
     return CompiledListener(reader, critic, buffer, state, with_features)
 
 
+@torch.inference_mode()
+def laws_of_sequences(critic: Critic, observations: Tensor, starts: Bools, state: State) -> Tensor:
+    """(L, B, Q) what a critic says of whole sequences, each with a state before it."""
+    reader = critic.reader(len(starts))
+    if reader is None:
+        return critic.head.quantiles(critic(observations, Layout(starts), state))
+    reading = reader.begin(state, len(starts), with_features=False)
+    reading.read(critic.sight(observations), starts, np.zeros((0, 2), np.int64))
+    return critic.head.quantiles(torch.from_numpy(reading.found.output))
+
+
 def joined(parts: list[Judged]) -> Judged:
     return Judged(torch.cat([part.quantiles for part in parts]), torch.cat([part.features for part in parts]))
 
