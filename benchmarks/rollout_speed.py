@@ -17,6 +17,7 @@ from benchmarks.peers.learners import ours
 from benchmarks.peers.measure import CLOCKS, Clock
 from benchmarks.results import markdown_table, parser_of, publish
 from tailguard import DistributionalPPO
+from tailguard.rollout.collect import Judges
 
 MODULE = "benchmarks.rollout_speed"
 STAGES = ("environment", "judging", "rollout")
@@ -58,18 +59,16 @@ def measure(case: Case, normalized: bool, seconds: float) -> list[str]:
     collect(agent, callback)
     alone = stepping_alone(agent)
     clock, spent = Clock(), []
-    from tailguard.ppo import algorithm
-
-    judge = algorithm.judge
+    speak = Judges.speak
     clock.wrap(agent.env, "step", "environment")
-    clock.wrap(algorithm, "judge", "judging")
+    clock.wrap(Judges, "speak", "judging")
     ends = time.perf_counter() + seconds
     while time.perf_counter() < ends or len(spent) < 3:
         began = {kind: now() for kind, now in CLOCKS.items()}
         with clock.running("rollout"):
             collect(agent, callback)
         spent.append({kind: now() - began[kind] for kind, now in CLOCKS.items()})
-    algorithm.judge = judge
+    Judges.speak = speak  # type: ignore[method-assign]
     env, judged, total = (clock.of(stage, "cpu") for stage in STAGES)
     fastest = {kind: min(s[kind] for s in spent) for kind in CLOCKS}
     shares = [alone * case.n_steps / fastest["cpu"], env / total, (total - env - judged) / total, judged / total]

@@ -67,10 +67,11 @@ class Clock:
 
 def watch_ours(model: Any, clock: Clock) -> None:
     """Split our time by stage; called once per process, because some of the functions belong to modules."""
-    from tailguard.ppo import algorithm, update
+    from tailguard.ppo import update
+    from tailguard.rollout.collect import Judges
 
     clock.wrap(model.env, "step", "environment")
-    clock.wrap(algorithm, "judge", "judging")
+    clock.wrap(Judges, "speak", "judging")
     clock.wrap(update.Learner, "backward", "gradients")
     clock.wrap(update.Learner, "apply_gradients", "optimizer")
 
