@@ -106,8 +106,9 @@ class CompiledActing(Acting):
         self.kept = np.empty((len(self.prepared), *step.output_extent), np.float32)
 
     def act(self, t: int, observations: NDArray[np.float32], state: State) -> tuple[NDArray[np.float32], State]:
-        seen = np.require(observations, np.float32, ["C", "W"])  # one layout, one compilation
-        output, state = self.compiled_step.on_arrays(seen, state)
+        if observations.dtype != np.float32 or not observations.flags.carray:
+            observations = np.require(observations, np.float32, ["C", "W"])  # one layout, one compilation
+        output, state = self.compiled_step.on_arrays(observations, state)
         self.kept[t] = output
         return self.head.act_on_array(output, self.prepared[t]), state
 

@@ -19,6 +19,7 @@ from tailguard.errors import ConfigError, EnvContractError
 from tailguard.policy.head_kernels import choose
 
 LOG_2PI = float(np.log(2.0 * np.pi))
+ONE = np.float32(1.0)
 Bounds = Literal["clip", "squash"]
 
 
@@ -171,8 +172,8 @@ class GaussianHead(ActionHead):
 
     def sent(self, action: NDArray[np.float32]) -> NDArray[Any]:
         if self.unit_box and self.bounds == "clip":
-            clipped: NDArray[np.float32] = action.clip(-1.0, 1.0).reshape(-1, *self.space.shape)
-            return clipped
+            clipped: NDArray[np.float32] = np.minimum(np.maximum(action, -ONE), ONE)
+            return clipped.reshape(-1, *self.space.shape)
         wide = action.astype(np.float64)
         unit = np.tanh(wide) if self.bounds == "squash" else wide.clip(-1.0, 1.0)
         raw: NDArray[np.float64] = self.centre + self.half_width * unit

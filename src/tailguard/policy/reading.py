@@ -22,6 +22,7 @@ from tailguard.policy.trunk_kernel import Seen, features_of, last_out, packed_we
 MOST_SEQUENCES = 64  # at a time
 MOST_ROWS = 512  # steps of sequences at a time
 ROOMS = Rooms()
+NOWHERE = np.zeros((0, 2), np.int64)
 
 
 class Said(NamedTuple):
@@ -119,9 +120,12 @@ class Reading:
     def say(self, seen: Seen) -> Said:
         """Of single observations, from states of their own."""
         found = self.reader.findings(1, seen.starts.shape[1], self.n_features)
-        nothing = single_step(torch.empty(0, 0), np.zeros(0, np.bool_), *self.states(0))
-        self.reader.read(seen, found, np.zeros((0, 2), np.int64), nothing, self.n_envs)
+        if seen.starts.size:
+            self.reader.read(seen, found, NOWHERE, self.nothing(), self.n_envs)
         return Said(torch.from_numpy(found.output[0]), torch.from_numpy(found.features[0]))
+
+    def nothing(self) -> Seen:
+        return single_step(torch.empty(0, 0), np.zeros(0, np.bool_), *self.states(0))
 
     def states(self, n: int) -> tuple[Array, Array]:
         """Hidden states and cells of n environments, to be filled."""

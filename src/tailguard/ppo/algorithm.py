@@ -309,7 +309,7 @@ class DistributionalPPO(BundledAlgorithm):
 
     def finish_update(self, reserved: SequenceBatch, now: Knobs) -> None:
         """Measure on the reserve, move the controllers, log everything once, check the alerts."""
-        ev = explained_variance(self.policy, reserved, self.return_scale.snapshot, self.learner.threads)
+        ev = explained_variance(self.policy, reserved, self.return_scale.snapshot)
         if ev is not None:
             self.meter.add({metrics.EXPLAINED_VARIANCE: ev})
         elif reserved.n_sequences:

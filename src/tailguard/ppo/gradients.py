@@ -145,12 +145,16 @@ class CompiledGradients:
 
 
 def pieces_of(trunks: Sequence[int], n_workers: int) -> Array:
-    """(n, 2) one after another: one worker ends what it began, two begin with trunks of their own.
+    """(n, 2) one after another: one worker ends what it began, and so do two with trunks of their own.
 
-    The first worker begins a moment before the other, so it takes a critic: the actor has less to do.
+    The first worker begins a moment before the other, so it takes a critic; the actor has less to do, and whoever has
+    it comes back first.
     """
     pieces = [(j, i) for j in trunks for i in range(N_LANES)]
-    return np.array(pieces if n_workers == 1 else sorted(pieces, key=lambda at: (at[0] // 2, at[1], -at[0])))
+    if n_workers > 1 and trunks[0] == ACTOR and len(trunks) > 1:
+        first_critic = pieces[N_LANES : 2 * N_LANES]
+        pieces = [first_critic[0], *pieces[:N_LANES], *first_critic[1:], *pieces[2 * N_LANES :]]
+    return np.array(pieces)
 
 
 def figures_of(sums: Array, known: Collection[int], now: Knobs, n_valid: int) -> dict[int, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 
 from tailguard.health import metrics
 from tailguard.health.metrics import Metric
-from tailguard.loops import ALONE, Crew
 from tailguard.losses.calibration import coverage, realised_cvar
 from tailguard.losses.risk import cvar_weights, interpolation_weights
 from tailguard.normalization import Affine
@@ -29,17 +27,15 @@ N_WATCHED = 2_048  # samples of a rollout that figures of whole laws are taken f
 
 
 @torch.no_grad()
-def explained_variance(
-    policy: RecurrentPolicy, reserved: SequenceBatch, scale: Affine, crew: Crew = ALONE
-) -> float | None:
+def explained_variance(policy: RecurrentPolicy, reserved: SequenceBatch, scale: Affine) -> float | None:
     """1 - Var[return - value] / Var[return] on sequences no gradient has seen; None when no sample is valid."""
     valid = reserved.valid
     if int(valid.sum()) < 2:
         return None
-    critics = zip(policy.critic_list, reserved.critic_states, strict=True)
-    laws = crew.run(
-        [partial(laws_of_sequences, critic, reserved.observations, reserved.starts, state) for critic, state in critics]
-    )
+    laws = [
+        laws_of_sequences(critic, reserved.observations, reserved.starts, state)
+        for critic, state in zip(policy.critic_list, reserved.critic_states, strict=True)
+    ]
     values = scale.mean + scale.std * (policy.aggregate(laws) @ policy.masses)
     returns = reserved.returns[valid].double()
     variance = float(returns.var(correction=0))

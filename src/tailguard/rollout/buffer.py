@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -84,5 +85,7 @@ def require_finite(name: str, values: Floats, what_to_do: str, first_step: int =
 
 
 def all_finite(values: NDArray[Any]) -> bool:
-    """Counted, which takes a fraction of the time of `all` where acting asks at every step."""
+    """Acting asks at every step, and a sum is quick to make: only one that is not finite is looked into."""
+    if isfinite(np.add.reduce(values, axis=None)):
+        return True
     return int(np.count_nonzero(np.isfinite(values))) == values.size

@@ -22,7 +22,7 @@ from tailguard.rollout.buffer import Floats, RolloutBuffer, all_finite, require_
 from tailguard.rollout.opinions import Opinion, listener
 
 StepHook = Callable[[dict[str, Any]], bool]
-WORTH_A_CALL = 2_048  # samples that another thread reads at a time, so that acting is not disturbed too often
+WORTH_A_CALL = 5e7  # weights times samples: less is not worth disturbing the acting thread for
 
 
 @dataclass
@@ -160,7 +160,7 @@ class Judges:
         buffer = self.buffer
         if buffer.position % buffer.sequence_length or buffer.full:  # the last one is left to `speak`
             return
-        if (buffer.position - self.announced) * buffer.n_envs >= WORTH_A_CALL:
+        if (buffer.position - self.announced) * buffer.n_envs * self.listeners[0].n_weights >= WORTH_A_CALL:
             self.announced = buffer.position
             self.reading += [self.crew.begin(critic.follow) for critic in self.listeners]
 

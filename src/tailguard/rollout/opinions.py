@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailguard.policy import Critic, Judged, Layout, State
-from tailguard.policy.reading import TrunkReader
+from tailguard.policy.reading import NOWHERE, TrunkReader
 from tailguard.rollout.buffer import RolloutBuffer
 
 Bools = NDArray[np.bool_]
@@ -29,6 +29,8 @@ class Opinion(NamedTuple):
 
 class Listener:
     """One critic that follows a rollout."""
+
+    n_weights = 0  # that reading a step ahead goes through
 
     def __init__(self, critic: Critic, buffer: RolloutBuffer, state: State) -> None:
         """`state` is that before the rollout."""
@@ -74,6 +76,7 @@ class CompiledListener(Listener):
     ) -> None:
         super().__init__(critic, buffer, state)
         self.reading, self.lock = reader.begin(state, buffer.n_steps, with_features), threading.Lock()
+        self.n_weights = reader.flat.size
 
     def follow(self) -> None:
         if self.lock.acquire(blocking=False):
@@ -86,9 +89,8 @@ class CompiledListener(Listener):
     def read_on(self) -> None:
         """All sequences that are complete, and the last one whatever its length."""
         buffer, length = self.buffer, self.buffer.sequence_length
-        there = buffer.n_steps if buffer.full else buffer.position // length * length
-        for first in range(self.reading.position, there, length):
-            rows = slice(first, min(first + length, there))
+        rows = slice(self.reading.position, buffer.n_steps if buffer.full else buffer.position // length * length)
+        if rows.start < rows.stop:
             observations = self.critic.sight(torch.from_numpy(buffer.observations[rows]))
             self.reading.read(observations, buffer.starts[rows], np.argwhere(buffer.truncated[rows]))
 
@@ -119,7 +121,7 @@ def laws_of_sequences(critic: Critic, observations: Tensor, starts: Bools, state
     if reader is None:
         return critic.head.quantiles(critic(observations, Layout(starts), state))
     reading = reader.begin(state, len(starts), with_features=False)
-    reading.read(critic.sight(observations), starts, np.zeros((0, 2), np.int64))
+    reading.read(critic.sight(observations), starts, NOWHERE)
     return critic.head.quantiles(torch.from_numpy(reading.found.output))
 
 
