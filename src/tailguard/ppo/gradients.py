@@ -44,7 +44,6 @@ NO_LESSON = Lesson(NO_VALUES, NO_FLAGS, np.zeros(0, np.float32), np.float32(0.0)
 
 Share = tuple[tuple[Desk, ...], Taken, tuple[Lesson, ...], tuple[RiskDesk, ...]]
 
-
 Known = dict[int, CompiledActor | CompiledCritic]
 
 
@@ -52,7 +51,6 @@ class Board(NamedTuple):
     """What the workers tell each other about a batch."""
 
     taken: Array  # (1,) pieces that somebody has begun
-    done: Array  # (1,) pieces that are finished
     claimed: Array  # (trunks,) how many wanted to lay the weights out
     laid_out: Array  # (trunks,) 1 where that is done
     arrived: Array  # (trunks,) lanes that are finished
@@ -60,8 +58,8 @@ class Board(NamedTuple):
 
 
 def new_board() -> Board:
-    one, each = (partial(np.zeros, n, np.int64) for n in (1, N_TRUNKS))
-    return Board(one(), one(), each(), each(), each(), np.zeros((N_TRUNKS, N_LANES, N_SUMS)))
+    each = partial(np.zeros, N_TRUNKS, np.int64)
+    return Board(np.zeros(1, np.int64), each(), each(), each(), np.zeros((N_TRUNKS, N_LANES, N_SUMS)))
 
 
 class Told(NamedTuple):
@@ -77,7 +75,7 @@ class Batch(NamedTuple):
     """Work that has been shared out."""
 
     trunks: Collection[int]
-    workers: Sequence[Callable[[], None]]  # each to be called once; they return when all work is done
+    workers: Sequence[Callable[[], None]]  # each to be called once; when all have returned, the work is done
     figures: Callable[[], dict[int, Any]]  # of each trunk, afterwards
 
 
@@ -170,7 +168,7 @@ def figures_of(sums: Array, known: Collection[int], now: Knobs, n_valid: int) ->
 
 @compiled
 def work_off(board, told, desks, taken, lessons, risks):  # type: ignore[no-untyped-def]
-    """Take the next piece until none is left, then wait until all are done."""
+    """Take the next piece until none is left."""
     pieces, chosen, filled, numbers = told
     n_pieces = len(pieces)
     while True:
@@ -190,9 +188,6 @@ def work_off(board, told, desks, taken, lessons, risks):  # type: ignore[no-unty
             leave(desk, filled[0, j])
             if j != ACTOR and risks[j - 1].weights.size:
                 leave(risks[j - 1], filled[1, j])
-        add_one(board.done.ctypes.data)
-    while latest(board.done.ctypes.data) < n_pieces:
-        pass
 
 
 @compiled
