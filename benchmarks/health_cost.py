@@ -27,8 +27,7 @@ from benchmarks.results import markdown_table, write_section
 from tailguard.checkpoint import state_digest
 from tailguard.health.alerts import AlertMonitor
 from tailguard.optim import VarianceGradientScaler
-from tailguard.ppo import DistributionalPPO, algorithm, objective
-from tailguard.ppo.update import Learner
+from tailguard.ppo import DistributionalPPO, algorithm, objective, update
 from tailguard.ppo.watch import TradingSample
 from tailguard.presets import preset
 
@@ -44,7 +43,7 @@ FIGURES: tuple[Replaced, ...] = (
     (algorithm, "memory_figures", lambda *_: {}),
     (algorithm, "explained_variance", lambda *_: 0.0),
     (objective, "ratio_figures", lambda *_: (0.0, 0.0)),
-    (Learner, "critic_norms", lambda *_: {}),
+    (update, "critic_norms", lambda *_: {}),
     (TradingSample, "note", lambda *_: None),
     (TradingSample, "figures", lambda *_: {}),
     (AlertMonitor, "check", lambda *_: []),

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
 from torch.testing import assert_close
 
 from tailguard import DistributionalPPO
-from tailguard.ppo import lanes
+from tailguard.ppo import gradients, lanes
+from tailguard.rollout import collect
 from tests.agents import collected, tiny_agent
 from tests.environments import Identity, cartpole, pendulum, vectorized
 from tests.ppo.test_update import flat_gradient
@@ -77,12 +79,48 @@ def figures_of(agent: DistributionalPPO, batch: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("n_threads", [2, 3, 6])
-def test_any_number_of_threads_gives_the_same_bits(n_threads: int) -> None:
+@pytest.mark.parametrize("worth_a_call", [0.0, 1e9], ids=["critics read along", "critics read at the end"])
+def test_any_number_of_threads_gives_the_same_bits(
+    n_threads: int, worth_a_call: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "WORTH_A_CALL", worth_a_call)
     agents = [tiny_agent(update_threads=n) for n in (1, n_threads)]
     for agent in agents:
         agent.learn(4 * 32 * 4)
-    for one, two in zip(*(agent.policy.parameters() for agent in agents), strict=True):
+    assert_same_weights(*agents)
+
+
+def assert_same_weights(first: DistributionalPPO, second: DistributionalPPO) -> None:
+    for one, two in zip(first.policy.parameters(), second.policy.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+class StopIn(BaseCallback):
+    """Breaks training off after some steps."""
+
+    def __init__(self, n_steps: int) -> None:
+        super().__init__()
+        self.left = n_steps
+
+    def _on_step(self) -> bool:
+        self.left -= 1
+        return self.left > 0
+
+
+def test_a_rollout_that_is_broken_off_leaves_nobody_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "WORTH_A_CALL", 0.0)
+    agents = [tiny_agent(update_threads=n) for n in (1, 2)]
+    for agent in agents:
+        agent.learn(4 * 32 * 4, callback=StopIn(32 + 27))
+        agent.learn(4 * 32 * 3)
+    assert_same_weights(*agents)
+
+
+@pytest.mark.parametrize("n_workers", [1, 2, 6])
+@pytest.mark.parametrize("trunks", [(0, 1, 2), (1, 2), (0,), (0, 1), (0, 2)])
+def test_every_piece_is_begun_once(trunks: tuple[int, ...], n_workers: int) -> None:
+    pieces = [tuple(piece) for piece in gradients.pieces_of(trunks, n_workers).tolist()]
+    assert sorted(pieces) == [(j, i) for j in trunks for i in range(lanes.N_LANES)]
 
 
 @pytest.mark.parametrize(

@@ -75,13 +75,17 @@ def test_the_buffer_holds_raw_units_whatever_the_scale() -> None:
 
 
 def test_targets_and_old_quantiles_share_the_updates_scale() -> None:
-    agent = collected(tiny_agent())
+    agent = collected(tiny_agent(critic={"value_clip": 0.2}))
     agent.move_return_scale()
     scale, buffer = agent.return_scale.snapshot, agent.rollout_buffer
     sequences = agent.sequences()
     old = sequences.old_quantiles.numpy() * scale.std + scale.mean
     raw = buffer.quantiles.reshape(2, 4, 8, 4, 8).swapaxes(1, 2).reshape(2, 8, 16, 8)
     np.testing.assert_allclose(old, raw, rtol=1e-4, atol=1e-4)
+
+
+def test_old_quantiles_are_not_carried_along_where_nothing_is_clipped() -> None:
+    assert collected(tiny_agent()).sequences().old_quantiles.shape == (2, 8, 16, 0)
 
 
 def test_optimizer_memory_of_the_last_layers_follows_their_gradients() -> None:

@@ -12,6 +12,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecNorm
 
 from tailguard.errors import EnvContractError, NonFiniteError
 from tailguard.policy import Layout, State
+from tailguard.rollout.buffer import all_finite
 from tests.agents import collected, logged, tiny_agent
 from tests.environments import ConstantReward, cartpole, vectorized
 
@@ -33,6 +34,27 @@ def replay_critics(agent: Any, buffer: Any) -> tuple[np.ndarray, dict[tuple[int,
             laws.append(torch.stack(steps))
     decode = lambda z: scale.mean + scale.std * z.numpy()  # noqa: E731
     return decode(torch.stack(laws)), {key: decode(torch.stack(parts).mean(0)) for key, parts in ends.items()}
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("values", "finite"),
+    [
+        ([0.0, -1.0, 2.0], True),
+        ([3e38, 3e38, -3e38], True),
+        ([1.0, np.nan, 0.0], False),
+        ([np.inf, -np.inf, 0.0], False),
+        ([], True),
+    ],
+    ids=str,
+)
+def test_finite_means_every_number_and_not_their_sum(values: list[float], finite: bool, kind: Any) -> None:
+    assert all_finite(np.array([values], kind)) is finite
+
+
+def test_whole_numbers_are_finite() -> None:
+    assert all_finite(np.array([2**62, -(2**62)]))
+    assert all_finite(np.array([[255, 0]], np.uint8))
 
 
 def test_the_critics_fused_judgement_equals_them_step_by_step_with_truncated_ends() -> None:

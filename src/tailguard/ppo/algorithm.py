@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -17,8 +18,8 @@ from tailguard.adversary import make_adversary
 from tailguard.errors import ConfigError, StateError
 from tailguard.health import metrics
 from tailguard.health.alerts import AlertMonitor
-from tailguard.health.metrics import Meter
-from tailguard.normalization import ObservationStatistics, ReturnScale, refuse_two_return_scales
+from tailguard.health.metrics import Meter, Metric
+from tailguard.normalization import Affine, ObservationStatistics, ReturnScale, refuse_two_return_scales
 from tailguard.policy import RecurrentPolicy
 from tailguard.ppo.config import PPOConfig
 from tailguard.ppo.hindsight import make_hindsight
@@ -291,7 +292,8 @@ class DistributionalPPO(BundledAlgorithm):
         self.meter.add(figures)
         if config.normalize_advantage:
             advantages = normalize_valid(advantages, buffer.valid)
-        return sequences_of(buffer, advantages, target, self.return_scale.snapshot, self.risk.lesson(buffer))
+        scale, clips = self.return_scale.snapshot, config.critic.value_clip is not None
+        return sequences_of(buffer, advantages, target, scale, self.risk.lesson(buffer), clips)
 
     def run_epoch(self, sequences: SequenceBatch, training: NDArray[Any], now: Knobs) -> bool:
         """One pass over the training sequences; False when no batch held a valid sample."""
@@ -309,7 +311,15 @@ class DistributionalPPO(BundledAlgorithm):
 
     def finish_update(self, reserved: SequenceBatch, now: Knobs) -> None:
         """Measure on the reserve, move the controllers, log everything once, check the alerts."""
-        ev = explained_variance(self.policy, reserved, self.return_scale.snapshot)
+        progress, scale, live = 1.0 - self._current_progress_remaining, self.return_scale.snapshot, self.live
+        self.policy.narrow(progress)
+        ev, figures, memories = self.learner.threads.run(
+            [
+                partial(explained_variance, self.policy, reserved, scale),
+                partial(self.rollout_figures, scale),
+                partial(memory_figures, live) if live is not None else dict,
+            ]
+        )
         if ev is not None:
             self.meter.add({metrics.EXPLAINED_VARIANCE: ev})
         elif reserved.n_sequences:
@@ -321,31 +331,32 @@ class DistributionalPPO(BundledAlgorithm):
         if entropy is not None and kl is not None:
             self.entropy.update(entropy, ev)
             self.kl_penalty.update(kl)
-        progress = 1.0 - self._current_progress_remaining
         self.meter.add(self.risk.update(progress))
         self.meter.add(self.adversary.update())
-        self.policy.narrow(progress)
         self.meter.add(
             {
                 metrics.LEARNING_RATE: now.learning_rate,
                 metrics.CLIP_RANGE: now.clip_range,
                 metrics.ENTROPY_COEFFICIENT: now.ent_coef,
-                metrics.RETURN_MEAN: self.return_scale.snapshot.mean,
-                metrics.RETURN_STD: self.return_scale.snapshot.std,
+                metrics.RETURN_MEAN: scale.mean,
+                metrics.RETURN_STD: scale.std,
                 metrics.N_UPDATES: float(self._n_updates),
-                **rollout_figures(self.policy, self.rollout_buffer, self.return_scale.snapshot),
-                **calibration_figures(self.rollout_buffer, self.config),
+                **figures,
                 **self.trading.figures(),
             }
         )
         if self.config.kl_penalty.target is not None:
             self.meter.add({metrics.KL_BETA: now.kl_beta})
-        figures = self.meter.flush(self.logger)
-        further = {**self.learner.figures(), **(memory_figures(self.live) if self.live is not None else {})}
+        logged = self.meter.flush(self.logger)
+        further = {**self.learner.figures(), **memories}
         for name, value in further.items():
             self.logger.record(name, value)
-        figures |= further
-        self.alerts.check(figures, self.logger)
+        self.alerts.check(logged | further, self.logger)
+
+    def rollout_figures(self, scale: Affine) -> Mapping[Metric, float]:
+        """What the rollout says about policy and critics."""
+        buffer = self.rollout_buffer
+        return {**rollout_figures(self.policy, buffer, scale), **calibration_figures(buffer, self.config)}
 
     # reading
 

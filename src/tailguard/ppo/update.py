@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite
+from math import hypot, isfinite
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tailguard.adversary import Adversary
 from tailguard.errors import ConfigError, TrainingDivergedError
@@ -93,7 +93,8 @@ class Learner:
         self.threads = Threads(config.update_threads, N_LANES * (1 + len(policy.critics)), config.torch_threads)
         if isinstance(self.optimizer, GatedOptimizer):
             self.optimizer.run = self.threads.run
-        self.critic_spans = [self.vector.span(f"critics.{c}.") for c in range(len(policy.critics))]
+        critics = [self.vector.span(f"critics.{c}.") for c in range(len(policy.critics))]
+        self.spans = [slice(0, critics[0].start), *critics, slice(critics[-1].stop, None)]  # one after another
 
     def step(self, choice: Choice, now: Knobs, micro_sequences: int | None) -> Mapping[Metric, float] | None:
         """One optimizer step on one batch; None when the batch holds no valid sample and no step was taken."""
@@ -134,12 +135,13 @@ class Learner:
     def apply_gradients(self, now: Knobs, loss: float) -> Mapping[Metric, float]:
         """Observe, damp, clip, step, commit. A gradient that is not finite changes nothing."""
         gradient = self.vector.gather_gradients()
-        norm = float(gradient.norm())
+        norms = [float(gradient[span].norm()) for span in self.spans]
+        norm = hypot(*norms)
         taken = isfinite(norm) and isfinite(loss)
         self.skipped.note(taken, "gradient" if isfinite(loss) else "loss")
         if not taken:
             return {metrics.SKIPPED_STEPS: 1.0}
-        stats = {metrics.GRAD_NORM: norm, metrics.SKIPPED_STEPS: 0.0, **self.critic_norms(gradient)}
+        stats = {metrics.GRAD_NORM: norm, metrics.SKIPPED_STEPS: 0.0, **critic_norms(*norms[1:-1])}
         factor = self.gradient_scaler.scale_gradients(self.optimizer)  # reads the raw gradient, damps a noisy one,
         left = norm if is_scale_free(self.optimizer) else norm * factor
         if left > now.max_grad_norm:
@@ -157,16 +159,6 @@ class Learner:
         pinned = scaler.config.enabled and scaler.get_scaling_factor() <= scaler.config.min_scaling_factor
         return {**scaler.metrics(), metrics.VGS_PINNED.name: float(pinned), **gates}
 
-    def critic_norms(self, gradient: Tensor) -> dict[Metric, float]:
-        """Gradient norm of each of two critics, and their ratio when both are alive."""
-        if len(self.critic_spans) < 2:
-            return {}
-        first, second = (float(gradient[span].norm()) for span in self.critic_spans)
-        norms = {metrics.CRITIC1_GRAD_NORM: first, metrics.CRITIC2_GRAD_NORM: second}
-        if min(first, second) > 1e-8:
-            norms[metrics.CRITICS_GRAD_RATIO] = first / second
-        return norms
-
     def follow_rescale(self, rescaled: list[tuple[nn.Linear, float, float]]) -> None:
         """Let the optimizer's memory of the critics' last layers follow their change of unit."""
         state = self.optimizer.state.get(self.vector.flat)
@@ -175,6 +167,17 @@ class Learner:
         for layer, weight_factor, gradient_factor in rescaled:
             spans = [self.vector.where(parameter) for parameter in (layer.weight, layer.bias)]
             rescale_moments(state, spans, gradient_factor, weight_factor)
+
+
+def critic_norms(*norms: float) -> dict[Metric, float]:
+    """Gradient norm of each of two critics, and their ratio when both are alive; nothing of a critic alone."""
+    if len(norms) < 2:
+        return {}
+    first, second = norms
+    found = {metrics.CRITIC1_GRAD_NORM: first, metrics.CRITIC2_GRAD_NORM: second}
+    if min(norms) > 1e-8:
+        found[metrics.CRITICS_GRAD_RATIO] = first / second
+    return found
 
 
 def accumulate(

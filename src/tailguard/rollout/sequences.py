@@ -31,7 +31,7 @@ class SequenceBatch:
     advantages: Tensor  # (L, B) normalized
     returns: Tensor  # (L, B) lambda-returns, raw units
     target: Tensor  # (L, B, K) samples of the return in normalized units
-    old_quantiles: Tensor  # (C, L, B, Q) per critic, normalized units
+    old_quantiles: Tensor  # (C, L, B, Q) per critic, normalized units; Q = 0 where nobody asks
     risk: Tensor  # (L, B, 3) period features and target of the risk value; (L, B, 0) without one
     valid: Tensor  # (L, B)
     starts: NDArray[np.bool_]  # (L, B)
@@ -115,7 +115,12 @@ def count_valid(valid, chosen):  # type: ignore[no-untyped-def]
 
 
 def sequences_of(
-    buffer: RolloutBuffer, advantages: Floats, target: Floats, scale: Affine, risk: Floats | None = None
+    buffer: RolloutBuffer,
+    advantages: Floats,
+    target: Floats,
+    scale: Affine,
+    risk: Floats | None = None,
+    with_old_quantiles: bool = True,
 ) -> SequenceBatch:
     """All sequences of a rollout; target and old quantiles in the units of `scale`, which is fixed for the update.
 
@@ -123,7 +128,8 @@ def sequences_of(
     """
     lesson = np.zeros((buffer.n_steps, buffer.n_envs, 0)) if risk is None else risk
     length = buffer.sequence_length
-    old = ((buffer.quantiles - scale.mean) / scale.std).astype(np.float32)
+    said = buffer.quantiles if with_old_quantiles else buffer.quantiles[..., :0]
+    old = ((said - scale.mean) / scale.std).astype(np.float32)
     return SequenceBatch(
         observations=cut(buffer.observations, length),
         actions=cut(buffer.actions, length),
