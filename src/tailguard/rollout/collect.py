@@ -162,7 +162,8 @@ class Judges:
             return
         if (buffer.position - self.announced) * buffer.n_envs * self.listeners[0].n_weights >= WORTH_A_CALL:
             self.announced = buffer.position
-            self.reading += [self.crew.begin(critic.follow) for critic in self.listeners]
+            follow = [partial(critic.follow, self.announced) for critic in self.listeners]
+            self.reading += [self.crew.begin(part) for part in follow]
 
     def speak(self, scale: Affine) -> None:
         """Quantiles of every step, of truncated ends, and of what follows."""

@@ -36,8 +36,8 @@ class Listener:
         """`state` is that before the rollout."""
         self.critic, self.buffer, self.state = critic, buffer, state
 
-    def follow(self) -> None:
-        """Read ahead what there is of the rollout, unless somebody does; any thread may ask, nobody has to."""
+    def follow(self, n_steps: int) -> None:
+        """Read ahead: so many steps, whole sequences, are complete. Any thread may ask, nobody has to."""
 
     def conclude(self, next_starts: Bools) -> Opinion:
         """Of the finished rollout; `next_starts` (N,) says where what follows is another episode."""
@@ -69,7 +69,7 @@ class TorchListener(Listener):
 
 
 class CompiledListener(Listener):
-    """Each sequence in one compiled call, as soon as it is complete."""
+    """Whole sequences in one compiled call, as soon as they are complete."""
 
     def __init__(
         self, reader: TrunkReader, critic: Critic, buffer: RolloutBuffer, state: State, with_features: bool
@@ -78,18 +78,17 @@ class CompiledListener(Listener):
         self.reading, self.lock = reader.begin(state, buffer.n_steps, with_features), threading.Lock()
         self.n_weights = reader.flat.size
 
-    def follow(self) -> None:
-        if self.lock.acquire(blocking=False):
+    def follow(self, n_steps: int) -> None:
+        if self.lock.acquire(blocking=False):  # otherwise somebody else is at it
             try:
-                self.read_on()
+                self.read_on(n_steps)
             finally:
                 self.lock.release()
 
     @torch.inference_mode()
-    def read_on(self) -> None:
-        """All sequences that are complete, and the last one whatever its length."""
-        buffer, length = self.buffer, self.buffer.sequence_length
-        rows = slice(self.reading.position, buffer.n_steps if buffer.full else buffer.position // length * length)
+    def read_on(self, n_steps: int) -> None:
+        """What has not been read of the first so many steps."""
+        buffer, rows = self.buffer, slice(self.reading.position, n_steps)
         if rows.start < rows.stop:
             observations = self.critic.sight(torch.from_numpy(buffer.observations[rows]))
             self.reading.read(observations, buffer.starts[rows], np.argwhere(buffer.truncated[rows]))
@@ -97,7 +96,7 @@ class CompiledListener(Listener):
     @torch.inference_mode()
     def conclude(self, next_starts: Bools) -> Opinion:
         with self.lock:
-            self.read_on()
+            self.read_on(self.buffer.n_steps)
         buffer, sight = self.buffer, self.critic.sight
         ends = sight(terminal_observations(buffer, slice(0, buffer.n_steps)))
         read = self.reading.conclude(ends, sight(torch.from_numpy(buffer.last_observations)), next_starts)
