@@ -1,7 +1,7 @@
 """How much of the machine's matrix-product rate an update reaches, on one thread.
 
-`python -m benchmarks.roofline` measures float32 products of the sizes an update consists of, by torch and by the BLAS
-call of the compiled loops, counts the products' floating point operations of an update from the layers' shapes, and
+`python -m benchmarks.roofline` measures float32 products of the sizes an update consists of, by torch and by the
+compiled loops, counts the products' floating point operations of an update from the layers' shapes, and
 times whole updates. Everything else an update does (gates, losses, optimizer) counts as time but not as work.
 """
 
@@ -21,7 +21,7 @@ from numba import njit
 from benchmarks.peers.cases import LAYERS, Case, make_env
 from benchmarks.results import markdown_table, parser_of, publish
 from tailguard import DistributionalPPO
-from tailguard.policy.blas import blas, product
+from tailguard.policy.products import product
 from tailguard.ppo.lanes import N_LANES
 from tailguard.ppo.threads import available_cores
 
@@ -57,10 +57,10 @@ def products(hidden: int, n_inputs: int, n_sequences: int, n_samples: int) -> li
 
 
 @njit
-def repeat(library, left, right, result, times):  # type: ignore[no-untyped-def]
+def repeat(left, right, result, times):  # type: ignore[no-untyped-def]
     """The same product many times in a compiled loop."""
     for _ in range(times):
-        product(library, left, False, right, False, result, False)
+        product(left, False, right, result, False)
 
 
 def rate(run: Callable[[int], None], flops: int, seconds: float) -> float:
@@ -83,16 +83,14 @@ def rates(of: Product, seconds: float) -> tuple[float, float]:
     rng = np.random.default_rng(0)
     left = rng.normal(size=(of.rows, of.inner)).astype(np.float32)
     right = rng.normal(size=(of.inner, of.columns)).astype(np.float32)
-    result, library = np.empty((of.rows, of.columns), np.float32), blas()
+    result = np.empty((of.rows, of.columns), np.float32)
     tensors = torch.from_numpy(left), torch.from_numpy(right), torch.from_numpy(result)
 
     def by_torch(times: int) -> None:
         for _ in range(times):
             torch.mm(tensors[0], tensors[1], out=tensors[2])
 
-    return rate(by_torch, of.flops, seconds), rate(
-        lambda times: repeat(library, left, right, result, times), of.flops, seconds
-    )
+    return rate(by_torch, of.flops, seconds), rate(lambda times: repeat(left, right, result, times), of.flops, seconds)
 
 
 def gain_of_cores(cores: int, seconds: float) -> float:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from numba.extending import get_cython_function_address
 from torch.testing import assert_close
 
-from tailguard.policy import blas
 from tailguard.policy.recurrent import LSTM, GatedMemory, Layout, State
 
 L, B, F = 33, 7, 5
@@ -64,14 +62,6 @@ def test_the_graph_is_walked_back_once() -> None:
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="only once"):
         loss.backward()
-
-
-def test_scipys_products_serve_where_torchs_cannot_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, x, layout, state = case(1, 16, 0.1)
-    first = memory.unroll(x, layout, state).features.detach()
-    address = int(get_cython_function_address("scipy.linalg.cython_blas", "sgemm"))
-    monkeypatch.setattr(blas, "sgemm_address", lambda: address)
-    assert_close(memory.unroll(x, layout, state).features.detach(), first, atol=1e-6, rtol=1e-5)
 
 
 def test_double_precision_takes_torchs_path() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tailguard.loops import compiled
 from tailguard.policy.action_heads import ActionHead
-from tailguard.policy.blas import Array, Blas, blas
+from tailguard.policy.products import Array
 from tailguard.policy.recurrent import LSTM, State
 from tailguard.policy.trunk_kernel import (
     Room,
@@ -25,7 +25,7 @@ from tailguard.policy.trunk_kernel import (
 )
 
 Step = Callable[[Tensor, State], tuple[Tensor, State]]
-N_BLAS, N_BEFORE_ROOM = len(Blas._fields), len(Blas._fields) + len(Shape._fields)
+N_SHAPE = len(Shape._fields)
 
 
 class CompiledStep:
@@ -38,7 +38,7 @@ class CompiledStep:
         shape, self.flat = weights_of(memory, linear, activation)
         self.packed = packed_weights(shape, self.flat)
         self.starts, self.all = np.zeros((1, n), np.bool_), np.arange(n)
-        self.parts = (*blas(), *shape, *room_for(shape, 1, n))
+        self.parts = (*shape, *room_for(shape, 1, n))
         self.output_extent, self.state_extent = (n, linear[-1].out_features), (shape.n_layers, n, shape.n_units)
         self.after: tuple[State, Array, Array] | None = None  # the last step: a state, and its memory as arrays
 
@@ -67,10 +67,10 @@ class CompiledStep:
 def step_kernel(output, next_hidden, next_cell, x, starts, hidden, cell, chosen, flat, packed, *parts):  # type: ignore[no-untyped-def]
     """Fill output, hidden state and cell: numba hands arrays back at the price of a small step.
 
-    parts: all of Blas, Shape and Room, one by one: numba takes named tuples at four times the price of their parts
+    parts: all of Shape and Room, one by one: numba takes named tuples at four times the price of their parts
     """
-    blas, shape, room = Blas(*parts[:N_BLAS]), Shape(*parts[N_BLAS:N_BEFORE_ROOM]), Room(*parts[N_BEFORE_ROOM:])
-    trunk_forward(blas, shape, flat, packed, room, Seen(x, starts, hidden, cell, chosen), 0, room.kept.shape[1])
+    shape, room = Shape(*parts[:N_SHAPE]), Room(*parts[N_SHAPE:])
+    trunk_forward(shape, flat, packed, room, Seen(x, starts, hidden, cell, chosen), 0, room.kept.shape[1])
     output[:] = last_out(shape, room, room.outs)
     next_hidden[:] = room.hidden[:, 0]
     next_cell[:] = room.cells[:, 0]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tailguard.loops import arrays_apart, compiled, fused_multiply_add, wide_vectors
-from tailguard.policy.blas import blas, product
+from tailguard.policy.products import product
 
 ZERO, ONE, TWO = np.float32(0.0), np.float32(1.0), np.float32(2.0)
 LARGEST = np.float32(87.0)  # exp of more overflows float32, and sigmoid is long since 0 or 1
@@ -85,14 +85,14 @@ def remember(gates, kept, past, cells, squashed, hidden):  # type: ignore[no-unt
 
 
 @compiled
-def forward_kernel(blas, weight, kept, first, joined, gates, cells, squashed, hidden):  # type: ignore[no-untyped-def]
+def forward_kernel(weight, kept, first, joined, gates, cells, squashed, hidden):  # type: ignore[no-untyped-def]
     """Fill gates, cells, their tanh and the hidden states; `joined` comes with the inputs and the first state.
 
     weight: (K, 4H)
     """
     n_steps, n_sequences, n_units = hidden.shape
     for t in range(n_steps):
-        product(blas, joined[t], False, weight, False, gates[t].reshape(n_sequences, 4 * n_units), False)
+        product(joined[t], False, weight, gates[t].reshape(n_sequences, 4 * n_units), False)
         remember(gates[t], kept[t], cells[t - 1] if t > 0 else first, cells[t], squashed[t], hidden[t])
         if t + 1 < n_steps:
             hand_on(hidden[t], kept[t + 1], joined[t + 1])
@@ -110,7 +110,7 @@ def hand_on(hidden, kept, joined):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def backward_kernel(blas, weight, kept, first, gates, cells, squashed, d_hidden, d_past):  # type: ignore[no-untyped-def]
+def backward_kernel(weight, kept, first, gates, cells, squashed, d_hidden, d_past):  # type: ignore[no-untyped-def]
     """Turn gates into their gradients, from those of the hidden states; d_past (2, B, H) is room.
 
     weight: (4H, H) of the hidden states
@@ -125,7 +125,7 @@ def backward_kernel(blas, weight, kept, first, gates, cells, squashed, d_hidden,
             keeps = (kept[t, b], kept[later, b])
             forget_row(rows, keeps, past[b], squashed[t, b], d_hidden[t, b], back[b], d_cell[b])
         if t > 0:
-            product(blas, gates[t].reshape(n_sequences, 4 * n_units), False, weight, False, back, False)
+            product(gates[t].reshape(n_sequences, 4 * n_units), False, weight, back, False)
 
 
 @compiled
@@ -170,7 +170,7 @@ class LSTMLayer(torch.autograd.Function):
         out, cells, squashed = (torch.empty(n_steps, n_sequences, n_units) for _ in range(3))
         first = cell.contiguous()
         filled = (joined, gates, cells, squashed, out)
-        forward_kernel(blas(), weight.numpy(), kept, first.numpy(), *(array.numpy() for array in filled))
+        forward_kernel(weight.numpy(), kept, first.numpy(), *(array.numpy() for array in filled))
         ctx.save_for_backward(w_input, w_hidden, joined, gates, first, cells, squashed)
         ctx.kept, ctx.walked = kept, False
         ctx.mark_non_differentiable(cells)
@@ -188,7 +188,7 @@ class LSTMLayer(torch.autograd.Function):
         n_units = w_hidden.shape[1]
         d_hidden = upstream[0].clone(memory_format=torch.contiguous_format)
         read = (first, gates, cells, squashed, d_hidden, torch.empty(2, *first.shape))
-        backward_kernel(blas(), w_hidden.detach().numpy(), ctx.kept, *(array.detach().numpy() for array in read))
+        backward_kernel(w_hidden.detach().numpy(), ctx.kept, *(array.detach().numpy() for array in read))
         d_gates = gates.view(-1, 4 * n_units)
         d_input = (d_gates @ w_input).view(*cells.shape[:2], -1) if ctx.needs_input_grad[0] else None
         if not any(ctx.needs_input_grad[3:6]):  # an attack asks for the gradient of its input alone

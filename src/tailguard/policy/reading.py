@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from tailguard.loops import compiled
-from tailguard.policy.blas import Array, blas
 from tailguard.policy.lstm_kernel import ZERO
+from tailguard.policy.products import Array
 from tailguard.policy.recurrent import LSTM, State
 from tailguard.policy.rooms import Rooms
 from tailguard.policy.trunk_kernel import Seen, features_of, last_out, packed_weights, trunk_forward, weights_of
@@ -70,7 +70,7 @@ class TrunkReader:
         """
         length, size = piece_sizes(self.sequence_length, n_envs)
         rooms = ROOMS.of(self.shape, length, size), ROOMS.of(self.shape, 1, size)
-        trunk = blas(), self.shape, self.flat, self.packed, *rooms, self.sequence_length
+        trunk = self.shape, self.flat, self.packed, *rooms, self.sequence_length
         read_kernel(trunk, seen, found, where, ended)
 
     def findings(self, n_steps: int, n_envs: int, n_features: int) -> Found:
@@ -158,7 +158,7 @@ def piece_sizes(sequence_length: int, n_envs: int) -> tuple[int, int]:
 @compiled
 def read_kernel(trunk, seen, found, where, ends):  # type: ignore[no-untyped-def]
     """Fill `found` and the states of `ends`; seen.hidden and seen.cell become the state after the last step."""
-    whole, single, sequence_length = trunk[4:]
+    whole, single, sequence_length = trunk[3:]
     n_steps, n_envs = seen.starts.shape
     length, size = whole.kept.shape
     for low in range(0, n_envs, size):
@@ -171,7 +171,7 @@ def read_kernel(trunk, seen, found, where, ends):  # type: ignore[no-untyped-def
             first = begin
             while first < end:
                 room = whole if first + length <= end else single
-                read_piece(trunk[:4], room, seen, first, low, high, found)
+                read_piece(trunk[:3], room, seen, first, low, high, found)
                 keep_ended(room, first, low, high, where, ends)
                 first += len(room.kept)
 
@@ -188,12 +188,12 @@ def forget_where_episodes_start(seen, t, low, high):  # type: ignore[no-untyped-
 @compiled
 def read_piece(weights, room, seen, first, low, high, found):  # type: ignore[no-untyped-def]
     """As many steps as the room holds, from `first` on, of environments low .. high."""
-    blas, shape, flat, packed = weights
+    shape, flat, packed = weights
     n_steps, size = room.kept.shape
     last, n = first + n_steps, high - low
     forget_where_episodes_start(seen, first, low, high)
     piece = Seen(seen.x[first:last], seen.starts[first:last], seen.hidden, seen.cell, seen.chosen)
-    trunk_forward(blas, shape, flat, packed, room, piece, low, high)
+    trunk_forward(shape, flat, packed, room, piece, low, high)
     copy_rows(last_out(shape, room, room.outs), size, found.output[first:last], low, high)
     if found.features.size:
         copy_rows(features_of(shape, room), size, found.features[first:last], low, high)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from tailguard.loops import BLOCK, arrays_apart, compiled, turn_block, wide_vectors
-from tailguard.policy.blas import Array, product
 from tailguard.policy.lstm_kernel import ONE, ZERO, backward_kernel, forward_kernel, tanh
+from tailguard.policy.products import COLUMNS, Array, product
 from tailguard.policy.recurrent import LSTM
 
 ACTIVATIONS = ("tanh", "relu")
@@ -204,22 +204,50 @@ def recurrent_of(shape, flat, k):  # type: ignore[no-untyped-def]
     )
 
 
+@compiled
+def whole_columns(width):  # type: ignore[no-untyped-def]
+    """As many as tiles that cover a width have."""
+    return -(-width // COLUMNS) * COLUMNS
+
+
+@compiled
+def turned_before(shape, k):  # type: ignore[no-untyped-def]
+    """Where the k-th linear layer begins among the packed weights."""
+    place = memory_size(shape)
+    for i in range(k):
+        place += whole_columns(shape.dense[i, 2]) * shape.dense[i, 3]
+    return place
+
+
+@compiled
+def turned_of(shape, packed, k):  # type: ignore[no-untyped-def]
+    """(inputs, outputs) of the k-th linear layer, with columns of zeros up to whole tiles."""
+    height, width, first = shape.dense[k, 3], whole_columns(shape.dense[k, 2]), turned_before(shape, k)
+    return packed[first : first + height * width].reshape(height, width)
+
+
+def room_for_packed(shape: Shape) -> Array:
+    return aligned_zeros(turned_before(shape, len(shape.dense)))
+
+
 def packed_weights(shape: Shape, flat: Array) -> Array:
-    """The memory's weights for the way there, (K, 4H) per layer."""
-    packed = aligned_zeros(memory_size(shape))
+    """A trunk's weights for the way there."""
+    packed = room_for_packed(shape)
     pack(shape, flat, packed)
     return packed
 
 
 @compiled
 def pack(shape, flat, packed):  # type: ignore[no-untyped-def]
-    """Lay the memory's weights out for the way there: [hidden | input | bias], turned."""
+    """Lay weights out for the way there, turned: [hidden | input | bias] of the memory, then the linear layers."""
     n_units = shape.n_units
     for k in range(shape.n_layers):
         rows, (hidden, entry, bias) = packed_of(shape, packed, k), recurrent_of(shape, flat, k)
         turn(hidden, False, rows[:n_units])
         turn(entry, False, rows[n_units:-1])
         rows[-1] = bias
+    for k in range(len(shape.dense)):
+        turn(weight_of(shape, flat, k), False, turned_of(shape, packed, k)[:, : shape.dense[k, 2]])
 
 
 @compiled
@@ -281,7 +309,7 @@ def turn_loosely(matrix, added, result):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def trunk_forward(blas, shape, flat, packed, room, seen, low, high):  # type: ignore[no-untyped-def]
+def trunk_forward(shape, flat, packed, room, seen, low, high):  # type: ignore[no-untyped-def]
     """Fill the room for sequences low .. high of a batch (as many as it holds; the rest sees zeros)."""
     take_up(shape, room, seen, low, high)
     n_steps, size, n_units = room.d_hidden.shape
@@ -293,7 +321,6 @@ def trunk_forward(blas, shape, flat, packed, room, seen, low, high):  # type: ig
         if k > 0:
             joined[:, :, n_units : 2 * n_units] = room.hidden[k - 1]
         forward_kernel(
-            blas,
             packed_of(shape, packed, k),
             room.kept,
             room.first[k],
@@ -303,7 +330,8 @@ def trunk_forward(blas, shape, flat, packed, room, seen, low, high):  # type: ig
             room.squashed[k],
             hidden,
         )
-    dense_forward(blas, shape, flat, room.hidden[shape.n_layers - 1].reshape(n_steps * size, n_units), room.outs)
+    top = room.hidden[shape.n_layers - 1].reshape(n_steps * size, n_units)
+    dense_forward(shape, flat, packed, top, room.outs)
 
 
 @compiled
@@ -326,14 +354,14 @@ def take_up(shape, room, seen, low, high):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def dense_forward(blas, shape, flat, x, outs):  # type: ignore[no-untyped-def]
+def dense_forward(shape, flat, packed, x, outs):  # type: ignore[no-untyped-def]
     """Linear layers with their activations; x: (rows, H)."""
     wide_vectors()
     rows, last = len(x), len(shape.dense) - 1
     for k in range(last + 1):
         out, bias = out_of(shape, outs, rows, k), bias_of(shape, flat, k)
         entry = out_of(shape, outs, rows, k - 1) if k > 0 else x
-        product(blas, entry, False, weight_of(shape, flat, k), True, out, False)
+        product(entry, False, turned_of(shape, packed, k), out, False)
         width = out.shape[1]
         for m in range(rows):
             for j in range(width):
@@ -350,7 +378,7 @@ def dense_forward(blas, shape, flat, x, outs):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def trunk_backward(blas, shape, flat, room, gradient, added):  # type: ignore[no-untyped-def]
+def trunk_backward(shape, flat, room, gradient, added):  # type: ignore[no-untyped-def]
     """Add to `gradient` what the last of `room.d_outs` says; the memory's part only if `added`, otherwise it is filled.
 
     gradient: (P,) the memory's part comes first, as `pack` lays weights out
@@ -358,11 +386,10 @@ def trunk_backward(blas, shape, flat, room, gradient, added):  # type: ignore[no
     n_steps, size, n_units = room.d_hidden.shape
     rows, top = n_steps * size, shape.n_layers - 1
     d_hidden = room.d_hidden.reshape(rows, n_units)
-    dense_backward(blas, shape, flat, room.hidden[top].reshape(rows, n_units), room, d_hidden, gradient)
+    dense_backward(shape, flat, room.hidden[top].reshape(rows, n_units), room, d_hidden, gradient)
     for k in range(top, -1, -1):
         (hidden, entry, _), gates, joined = recurrent_of(shape, flat, k), room.gates[k], joined_of(shape, room, k)
         backward_kernel(
-            blas,
             hidden,
             room.kept,
             room.first[k],
@@ -374,13 +401,13 @@ def trunk_backward(blas, shape, flat, room, gradient, added):  # type: ignore[no
         )
         d_gates = gates.reshape(rows, 4 * n_units)
         d_weight = packed_of(shape, gradient, k)
-        product(blas, joined.reshape(rows, joined.shape[2]), True, d_gates, False, d_weight, added)
+        product(joined.reshape(rows, joined.shape[2]), True, d_gates, d_weight, added)
         if k > 0:
-            product(blas, d_gates, False, entry, False, d_hidden, False)
+            product(d_gates, False, entry, d_hidden, False)
 
 
 @compiled
-def dense_backward(blas, shape, flat, x, room, d_x, gradient):  # type: ignore[no-untyped-def]
+def dense_backward(shape, flat, x, room, d_x, gradient):  # type: ignore[no-untyped-def]
     """Add to the gradient of weights and biases, fill that of the input unless it is empty."""
     wide_vectors()
     rows, last = len(x), len(shape.dense) - 1
@@ -398,6 +425,6 @@ def dense_backward(blas, shape, flat, x, room, d_x, gradient):  # type: ignore[n
                 d_bias[j] += d_out[m, j]
         entry = out_of(shape, room.outs, rows, k - 1) if k > 0 else x
         d_entry = out_of(shape, room.d_outs, rows, k - 1) if k > 0 else d_x
-        product(blas, d_out, True, entry, False, weight_of(shape, gradient, k), True)
+        product(d_out, True, entry, weight_of(shape, gradient, k), True)
         if d_entry.size:
-            product(blas, d_out, False, weight_of(shape, flat, k), False, d_entry, False)
+            product(d_out, False, weight_of(shape, flat, k), d_entry, False)

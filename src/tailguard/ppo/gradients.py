@@ -15,7 +15,7 @@ import numpy as np
 from tailguard.loops import add_one, compiled, latest
 from tailguard.optim.flat import ParameterVector
 from tailguard.policy import RecurrentPolicy
-from tailguard.policy.blas import Array, blas
+from tailguard.policy.products import Array
 from tailguard.policy.rooms import Rooms
 from tailguard.policy.trunk_kernel import add_lanes, pack
 from tailguard.ppo.lanes import (
@@ -88,7 +88,7 @@ class CompiledGradients:
         critics = [CompiledCritic.of(policy, vector, c) for c in range(len(policy.critics))]
         self.actor, self.critics = actor, {1 + c: critic for c, critic in enumerate(critics) if critic is not None}
         self.nobody = CompiledRiskValue(None, vector, N_LANES)
-        self.benches: list[tuple[Any, Rooms]] = []  # of each worker: what belongs to it alone
+        self.rooms: list[Rooms] = []  # of each worker
 
     def forget(self) -> None:
         """Leave everything to torch."""
@@ -123,15 +123,15 @@ class CompiledGradients:
 
     def shares(self, batch: SequenceBatch, known: Known, n_workers: int, size: int) -> list[Share]:
         """What each worker reads and writes; of an unknown trunk, what another one has: nobody will look at it."""
-        while len(self.benches) < n_workers:
-            self.benches.append((blas(), Rooms()))
+        while len(self.rooms) < n_workers:
+            self.rooms.append(Rooms())
         seen = {j: part.seen(batch) for j, part in known.items()}
         lessons = tuple(part.lesson(batch) if (part := self.critics.get(j)) else NO_LESSON for j in CRITICS)
         taken = NOTHING_TAKEN if self.actor is None else self.actor.taken(batch)
         n_rows = len(batch.starts) * size
         shares: list[Share] = []
-        for tools, rooms in self.benches[:n_workers]:
-            desks = {j: part.trunk.desk(tools, rooms, seen[j], size) for j, part in known.items()}
+        for rooms in self.rooms[:n_workers]:
+            desks = {j: part.trunk.desk(rooms, seen[j], size) for j, part in known.items()}
             anybody = next(iter(desks.values()))
             risks = tuple(self.risk_desk(j, batch, seen, n_rows) for j in CRITICS)
             shares.append((tuple(desks.get(j, anybody) for j in range(N_TRUNKS)), taken, lessons, risks))

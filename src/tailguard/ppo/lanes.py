@@ -21,21 +21,21 @@ from tailguard.losses.value import quantile_huber_kernel
 from tailguard.optim.flat import ParameterVector
 from tailguard.policy import RecurrentPolicy, State
 from tailguard.policy.action_heads import ActionHead, CategoricalHead, GaussianHead
-from tailguard.policy.blas import Array, Blas
 from tailguard.policy.critics import QuantileHead
 from tailguard.policy.head_kernels import law_slopes, law_terms
 from tailguard.policy.lstm_kernel import ZERO
 from tailguard.policy.policy import Critic, Trunk
+from tailguard.policy.products import Array
 from tailguard.policy.recurrent import LSTM
 from tailguard.policy.rooms import Rooms
 from tailguard.policy.trunk_kernel import (
     Room,
     Seen,
     Shape,
-    aligned_zeros,
     features_of,
     last_out,
     memory_size,
+    room_for_packed,
     shape_of,
     trunk_backward,
     trunk_forward,
@@ -52,10 +52,9 @@ NOTHING_CHOSEN = np.zeros(0, np.int64)
 class Desk(NamedTuple):
     """All that one worker needs for the gradient of a trunk."""
 
-    blas: Blas
     shape: Shape
     weights: Array  # (P,) of the trunk and its head
-    packed: Array  # the memory's, for the way there
+    packed: Array  # for the way there
     gradients: tuple[Array, ...]  # (P,) per lane
     result: Array  # (P,) where their sum goes
     room: Room
@@ -65,10 +64,9 @@ class Desk(NamedTuple):
 class Lane(NamedTuple):
     """One share of a batch, and what belongs to it alone."""
 
-    blas: Blas
     shape: Shape
     weights: Array  # (P,) of the trunk and its head
-    packed: Array  # the memory's, for the way there
+    packed: Array  # for the way there
     gradient: Array  # (P,)
     room: Room
     seen: Seen
@@ -106,22 +104,22 @@ class CompiledTrunk:
         size = memory_size(self.shape)
         if size > self.shape.dense[:, :2].min() or size < self.shape.recurrent.max():
             raise StateError("The loops need a trunk's memory to come first among its parameters.")
-        self.packed = aligned_zeros(size)
+        self.packed = room_for_packed(self.shape)
 
-    def desk(self, blas: Blas, rooms: Rooms, seen: Seen, size: int) -> Desk:
+    def desk(self, rooms: Rooms, seen: Seen, size: int) -> Desk:
         """With room for so many sequences at a time."""
         stretch, room = self.stretch, rooms.of(self.shape, len(seen.starts), size)
-        return Desk(blas, self.shape, stretch.weights, self.packed, stretch.gradients, stretch.result, room, seen)
+        return Desk(self.shape, stretch.weights, self.packed, stretch.gradients, stretch.result, room, seen)
 
 
 @compiled
 def lane_of(desk, i, chosen):  # type: ignore[no-untyped-def]
     """The i-th lane of a batch of chosen sequences."""
-    blas, shape, weights, packed, gradients, _, room, (x, starts, hidden, cell, _) = desk
+    shape, weights, packed, gradients, _, room, (x, starts, hidden, cell, _) = desk
     share = -(-len(chosen) // N_LANES)
     low, high = min(i * share, len(chosen)), min((i + 1) * share, len(chosen))
     seen = Seen(x, starts, hidden, cell, chosen)
-    return Lane(blas, shape, weights, packed, gradients[i], room, seen, low, high)
+    return Lane(shape, weights, packed, gradients[i], room, seen, low, high)
 
 
 def seen_of(batch: SequenceBatch, observations: Tensor, state: State) -> Seen:
@@ -177,7 +175,7 @@ def actor_lane(lane, taken, numbers):  # type: ignore[no-untyped-def]
 
     numbers: clip range, entropy coefficient, KL coefficient, and what the sum of gradients is divided by
     """
-    blas, shape, weights, packed, gradient, room, seen, start, end = lane
+    shape, weights, packed, gradient, room, seen, start, end = lane
     n_steps, size = room.kept.shape
     rows, output, d_output = n_steps * size, last_out(shape, room, room.outs), last_out(shape, room, room.d_outs)
     low, high = taken.log_std
@@ -190,7 +188,7 @@ def actor_lane(lane, taken, numbers):  # type: ignore[no-untyped-def]
     sums = np.zeros(5)
     clear(shape, gradient, start == end)
     for low in range(start, end, size):
-        trunk_forward(blas, shape, weights, packed, room, seen, low, end)
+        trunk_forward(shape, weights, packed, room, seen, low, end)
         find_valid(taken.valid, seen.chosen[low:end], valid)
         gather_taken(taken, seen.chosen[low:end], valid, actions, old, advantage)
         law_terms(output, log_std, actions, parameters, log_prob, entropy)
@@ -200,7 +198,7 @@ def actor_lane(lane, taken, numbers):  # type: ignore[no-untyped-def]
         sums[:4] += some[:4]
         sums[4] = max(sums[4], some[4])
         law_slopes(actions, parameters, d_log_prob, d_entropy, d_output, d_log_std)
-        trunk_backward(blas, shape, weights, room, gradient, low > start)
+        trunk_backward(shape, weights, room, gradient, low > start)
     return sums
 
 
@@ -275,7 +273,7 @@ def critic_lane(lane, lesson, factor, beside, d_beside):  # type: ignore[no-unty
 
     factor: on the gradient of each sample;  beside: the desk of the risk value;  d_beside: its gradient
     """
-    blas, shape, weights, packed, gradient, room, seen, start, end = lane
+    shape, weights, packed, gradient, room, seen, start, end = lane
     n_steps, size = room.kept.shape
     rows, output, d_output = n_steps * size, last_out(shape, room, room.outs), last_out(shape, room, room.d_outs)
     samples, loss = np.zeros((rows, lesson.target.shape[2]), np.float32), np.zeros(rows, np.float32)
@@ -284,7 +282,7 @@ def critic_lane(lane, lesson, factor, beside, d_beside):  # type: ignore[no-unty
     clear(shape, gradient, start == end)
     d_beside[:] = ZERO
     for low in range(start, end, size):
-        trunk_forward(blas, shape, weights, packed, room, seen, low, end)
+        trunk_forward(shape, weights, packed, room, seen, low, end)
         chosen = seen.chosen[low:end]
         find_valid(lesson.valid, chosen, counts)
         for m in range(rows):
@@ -296,6 +294,6 @@ def critic_lane(lane, lesson, factor, beside, d_beside):  # type: ignore[no-unty
             for q in range(d_output.shape[1]):
                 d_output[m, q] = factor * d_output[m, q] if counts[m] else ZERO
         if beside.weights.size:
-            risk_total += learn_beside(blas, beside, d_beside, features_of(shape, room), chosen, counts, factor)
-        trunk_backward(blas, shape, weights, room, gradient, low > start)
+            risk_total += learn_beside(beside, d_beside, features_of(shape, room), chosen, counts, factor)
+        trunk_backward(shape, weights, room, gradient, low > start)
     return total, risk_total

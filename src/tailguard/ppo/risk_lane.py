@@ -9,8 +9,8 @@ from torch import nn
 
 from tailguard.loops import compiled
 from tailguard.optim.flat import ParameterVector
-from tailguard.policy.blas import Array
 from tailguard.policy.lstm_kernel import ZERO
+from tailguard.policy.products import Array
 from tailguard.policy.risk_value import PERIOD_FEATURES, RiskValue
 from tailguard.policy.trunk_kernel import (
     Shape,
@@ -19,6 +19,8 @@ from tailguard.policy.trunk_kernel import (
     dense_forward,
     layers_of,
     out_of,
+    pack,
+    room_for_packed,
 )
 from tailguard.ppo.stretch import Stretch
 
@@ -30,6 +32,7 @@ class RiskDesk(NamedTuple):
 
     shape: Shape
     weights: Array  # (P,)
+    packed: Array  # for the way there
     gradients: tuple[Array, ...]  # (P,) per lane
     result: Array  # (P,) where their sum goes
     x: Array  # (rows, I) features, observation and period
@@ -52,12 +55,12 @@ class CompiledRiskValue:
         """With room for so many samples. lesson: (L, S, 3), or (L, S, 0) where there is no risk value."""
         n_outputs = n_rows * int(self.shape.dense[:, 2].sum())
         x, outs, d_outs = aligned_zeros(n_rows, self.shape.n_inputs), aligned_zeros(n_outputs), aligned_zeros(n_outputs)
-        own = self.stretch.weights, self.stretch.gradients, self.stretch.result
+        own = self.stretch.weights, room_for_packed(self.shape), self.stretch.gradients, self.stretch.result
         return RiskDesk(self.shape, *own, x, NOTHING, outs, d_outs, observations, lesson)
 
 
 @compiled
-def learn_beside(blas, desk, gradient, features, chosen, counts, factor):  # type: ignore[no-untyped-def]
+def learn_beside(desk, gradient, features, chosen, counts, factor):  # type: ignore[no-untyped-def]
     """Add to the gradient of half the squared error of the rows that count; returns the sum of their losses.
 
     chosen: where the sequences lie
@@ -74,7 +77,8 @@ def learn_beside(blas, desk, gradient, features, chosen, counts, factor):  # typ
                 x[m, width + j] = desk.observations[t, s, j]
             for j in range(PERIOD_FEATURES):
                 x[m, width + n_observed + j] = lesson[t, s, j]
-    dense_forward(blas, shape, desk.weights, x, desk.outs)
+    pack(shape, desk.weights, desk.packed)
+    dense_forward(shape, desk.weights, desk.packed, x, desk.outs)
     last = len(shape.dense) - 1
     value, d_value = out_of(shape, desk.outs, rows, last), out_of(shape, desk.d_outs, rows, last)
     total = 0.0
@@ -82,5 +86,5 @@ def learn_beside(blas, desk, gradient, features, chosen, counts, factor):  # typ
         error = value[m, 0] - lesson[m // size, chosen[m % size], PERIOD_FEATURES] if counts[m] else ZERO
         total += 0.5 * float(error) * float(error)
         d_value[m, 0] = factor * error
-    dense_backward(blas, shape, desk.weights, x, desk, desk.d_x, gradient)
+    dense_backward(shape, desk.weights, x, desk, desk.d_x, gradient)
     return total

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from tailguard.optim.flat import ParameterVector
-from tailguard.policy.blas import Array
+from tailguard.policy.products import Array
 from tailguard.policy.trunk_kernel import aligned_zeros
 
 

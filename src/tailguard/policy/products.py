@@ -1,0 +1,170 @@
+"""Matrix products inside compiled loops, in tiles that stay in registers.
+
+The products of an update are thin: a handful of sequences by the weights. A library made for large products spends its
+time there on rearranging; these read both factors where they lie. Every element is one sum in the order of the inner
+index, each term a fused multiply-add, so that no bit depends on the machine, on a tile's place, or on other rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from tailguard.loops import compiled, emitted
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+WIDE = llvmlite.binding.get_host_cpu_features().get("avx512f", False)  # type: ignore[no-untyped-call]
+VECTOR = 16 if WIDE else 8  # float32 in a register
+VECTORS = 2  # side by side in a tile
+COLUMNS = VECTOR * VECTORS
+HEIGHT = 8 if WIDE else 4  # rows of a tile: so many that the machine's registers hold it
+FLOAT, WHOLE, SLOT = ir.FloatType(), ir.IntType(64), ir.IntType(32)
+LANES = ir.VectorType(FLOAT, VECTOR)
+
+
+class Tile:
+    """Emits HEIGHT x COLUMNS, or fewer rows, of a product; addresses are whole numbers, strides are in bytes."""
+
+    def __init__(self, builder: Any, n_rows: int) -> None:
+        self.builder, self.n_rows = builder, n_rows
+
+    def rows(self, first: Any, apart: Any, there: Any) -> list[Any]:
+        """Addresses of the rows; those beyond the ones that are there are the last one once more."""
+        emit = self.builder
+        last = emit.sub(there, ir.Constant(WHOLE, 1))
+        numbers = [ir.Constant(WHOLE, i) for i in range(self.n_rows)]
+        near = [emit.select(emit.icmp_signed("<", number, last), number, last) for number in numbers]
+        return [emit.add(first, emit.mul(apart, number)) for number in near]
+
+    def vector_at(self, row: Any, v: int) -> Any:
+        """A pointer to the v-th vector of a row."""
+        place = self.builder.add(row, ir.Constant(WHOLE, 4 * VECTOR * v))
+        return self.builder.inttoptr(place, LANES.as_pointer())
+
+    def load(self, row: Any) -> list[Any]:
+        return [self.builder.load(self.vector_at(row, v), align=4) for v in range(VECTORS)]
+
+    def everywhere(self, address: Any) -> Any:
+        """One number in all lanes of a vector."""
+        emit, nothing = self.builder, ir.Constant(LANES, ir.Undefined)
+        number = emit.load(emit.inttoptr(address, FLOAT.as_pointer()), align=4)
+        single = emit.insert_element(nothing, number, ir.Constant(SLOT, 0))
+        return emit.shuffle_vector(single, nothing, ir.Constant(ir.VectorType(SLOT, VECTOR), [0] * VECTOR))
+
+    def emit(self, left: Any, right: Any, result: Any, depth: Any, added: Any) -> None:
+        """left: address, strides of row and column, rows that are there;  right, result: address, stride of a row."""
+        emit, zero = self.builder, ir.Constant(WHOLE, 0)
+        signature = ir.FunctionType(LANES, [LANES] * 3)
+        multiply_add = cgutils.get_or_insert_function(emit.module, signature, f"llvm.fma.v{VECTOR}f32")  # type: ignore[no-untyped-call]
+        begin, left_row, left_column, there = left
+        rows, results = self.rows(begin, left_row, there), self.rows(*result, there)
+        fetch, loop, done = (emit.append_basic_block(name) for name in ("fetch", "loop", "done"))
+        before = emit.basic_block
+        emit.cbranch(emit.icmp_signed("!=", added, zero), fetch, loop)
+        emit.position_at_end(fetch)
+        found = [self.load(row) for row in results]
+        emit.branch(loop)
+
+        emit.position_at_end(loop)
+        nothing = ir.Constant(LANES, [0.0] * VECTOR)
+        k, across, down = (self.either(WHOLE, before, first, fetch, first) for first in (zero, zero, right[0]))
+        sums = [[self.either(LANES, before, nothing, fetch, part) for part in row] for row in found]
+        factors, new = self.load(down), []
+        for row, old in zip(rows, sums, strict=True):
+            number = self.everywhere(emit.add(row, across))
+            pairs = zip(factors, old, strict=True)
+            new.append([emit.call(multiply_add, [number, factor, part]) for factor, part in pairs])
+        steps = (k, ir.Constant(WHOLE, 1)), (across, left_column), (down, right[1])
+        for moved, step in steps:
+            moved.add_incoming(emit.add(moved, step), loop)
+        for old, row in zip(sums, new, strict=True):
+            for part, after in zip(old, row, strict=True):
+                part.add_incoming(after, loop)
+        emit.cbranch(emit.icmp_signed("<", k.incomings[-1][0], depth), loop, done)
+
+        emit.position_at_end(done)
+        for place, row in zip(results, new, strict=True):
+            for v, part in enumerate(row):
+                emit.store(part, self.vector_at(place, v), align=4)
+
+    def either(self, kind: Any, here: Any, value: Any, there: Any, other: Any) -> Any:
+        chosen = self.builder.phi(kind)
+        chosen.add_incoming(value, here)
+        chosen.add_incoming(other, there)
+        return chosen
+
+
+def tile_of(n_rows: int) -> Any:
+    """What fills a tile of at most so many rows."""
+
+    @emitted  # type: ignore[untyped-decorator]
+    def fill(typing_context: Any, left: Any, right: Any, result: Any, depth: Any, added: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            places = [cgutils.unpack_tuple(builder, part) for part in values[:3]]  # type: ignore[no-untyped-call]
+            Tile(builder, n_rows).emit(*places, *values[3:])
+            return context.get_dummy_value()
+
+        whole = types.intp
+        return types.void(types.UniTuple(whole, 4), types.UniTuple(whole, 2), types.UniTuple(whole, 2), whole, whole), generate
+
+    return fill
+
+
+fill_tall, fill_low = tile_of(HEIGHT), tile_of(HEIGHT // 2)
+
+
+@compiled
+def product(left, left_turned, right, result, added):  # type: ignore[no-untyped-def]
+    """result = left @ right, or added to it; a left factor that is `turned` counts as its transpose.
+
+    left: (M, K), right: (K, N or more), result: (M, N), each of rows of contiguous numbers. Narrow results cost as much
+    as COLUMNS do, and less if the right factor has so many.
+    """
+    width = result.shape[1]
+    whole = width // COLUMNS * COLUMNS
+    if whole:
+        multiply(left, left_turned, right, result[:, :whole], added)
+    if whole < width:
+        rest = right[:, whole : whole + COLUMNS] if right.shape[1] >= whole + COLUMNS else padded(right[:, whole:width])
+        spare = np.empty((len(result), COLUMNS), np.float32)
+        multiply(left, left_turned, rest, spare, False)
+        for i in range(len(result)):
+            for j in range(whole, width):
+                result[i, j] = result[i, j] + spare[i, j - whole] if added else spare[i, j - whole]
+
+
+@compiled
+def padded(matrix):  # type: ignore[no-untyped-def]
+    """COLUMNS columns, zero beyond the matrix."""
+    wider = np.zeros((len(matrix), COLUMNS), np.float32)
+    wider[:, : matrix.shape[1]] = matrix
+    return wider[:, :]  # of any layout, like a part of a wider one
+
+
+@compiled
+def multiply(left, left_turned, right, result, added):  # type: ignore[no-untyped-def]
+    """The same for whole tiles side by side."""
+    down, across = left.strides
+    if left_turned:
+        down, across = across, down
+    begin, weights, there = left.ctypes.data, right.ctypes.data, result.ctypes.data
+    height, width = result.shape
+    depth, right_row, result_row = np.intp(left.shape[0 if left_turned else 1]), right.strides[0], result.strides[0]
+    if depth == 0:
+        if not added:
+            result[:] = np.float32(0.0)
+        return
+    for j in range(0, width, COLUMNS):
+        factor = weights + 4 * j, right_row
+        for i in range(0, height, HEIGHT):
+            place, n_rows = (there + i * result_row + 4 * j, result_row), height - i
+            if n_rows > HEIGHT // 2:
+                fill_tall((begin + i * down, down, across, min(n_rows, HEIGHT)), factor, place, depth, np.intp(added))
+            else:
+                fill_low((begin + i * down, down, across, n_rows), factor, place, depth, np.intp(added))
