@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tailguard.loops import compiled
+from tailguard.loops import borrowed, compiled
 from tailguard.policy.action_heads import ActionHead
 from tailguard.policy.products import Array
 from tailguard.policy.recurrent import LSTM, State
@@ -69,8 +69,9 @@ def step_kernel(output, next_hidden, next_cell, x, starts, hidden, cell, chosen,
 
     parts: all of Shape and Room, one by one: numba takes named tuples at four times the price of their parts
     """
-    shape, room = Shape(*parts[:N_SHAPE]), Room(*parts[N_SHAPE:])
-    trunk_forward(shape, flat, packed, room, Seen(x, starts, hidden, cell, chosen), 0, room.kept.shape[1])
+    shape, room = borrowed((Shape(*parts[:N_SHAPE]), Room(*parts[N_SHAPE:])))
+    seen = borrowed(Seen(x, starts, hidden, cell, chosen))
+    trunk_forward(shape, borrowed(flat), borrowed(packed), room, seen, 0, room.kept.shape[1])
     output[:] = last_out(shape, room, room.outs)
     next_hidden[:] = room.hidden[:, 0]
     next_cell[:] = room.cells[:, 0]

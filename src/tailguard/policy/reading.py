@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tailguard.loops import compiled
+from tailguard.loops import borrowed, compiled
 from tailguard.policy.lstm_kernel import ZERO
 from tailguard.policy.products import Array
 from tailguard.policy.recurrent import LSTM, State
@@ -158,6 +158,7 @@ def piece_sizes(sequence_length: int, n_envs: int) -> tuple[int, int]:
 @compiled
 def read_kernel(trunk, seen, found, where, ends):  # type: ignore[no-untyped-def]
     """Fill `found` and the states of `ends`; seen.hidden and seen.cell become the state after the last step."""
+    trunk, seen, found = borrowed((trunk, seen, found))
     whole, single, sequence_length = trunk[3:]
     n_steps, n_envs = seen.starts.shape
     length, size = whole.kept.shape
