@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from stable_baselines3.common.logger import Logger
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # one object per metric: comparing names at every look-up took longer than adding
 class Metric:
     """A number the learner logs: its name is an API, its meaning is the documentation."""
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from tailguard.errors import ConfigError, StateError, did_you_mean
 from tailguard.loops import Run, one_by_one
@@ -96,9 +97,10 @@ class GatedOptimizer(Optimizer):
                 )
         self.gate, self.protect, self.adaptive_noise, self.fused = gate, protect, bool(adaptive_noise), bool(fused)
         self.noise = NoisePool(generator)
-        self._gate_sums: list[Tensor] = []
+        self._gate_sums: list[Tensor | float] = []
         self._gate_count = 0
         self._positions: dict[Tensor, int] = {}
+        self._arrays: dict[Tensor, tuple[list[int], list[Array]]] = {}  # where a parameter's tensors lie, as arrays
         params = list(params)
         if not params:
             raise ConfigError(
@@ -114,13 +116,26 @@ class GatedOptimizer(Optimizer):
                 raise ConfigError(f"{type(self).__name__} needs real floating point parameters, found {param.dtype}.")
         self._positions = {}
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step: update the averages, compare every utility with the best, then move."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.advance()
+        return loss
+
+    @property
+    def watched(self) -> bool:
+        """Somebody hangs on `step`: a hook, a learning-rate scheduler, a subclass with a step of its own."""
+        step = type(self).step
+        replaced = "step" in vars(self) or getattr(step, "__wrapped__", step) is not GatedOptimizer.step
+        hooks = (self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks)
+        return replaced or any((*hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))
+
+    @torch.no_grad()
+    def advance(self) -> None:
+        """The step itself, without the profiler's records and the hooks that torch wraps around `step`."""
         batches = self._batches()
         if batches:
             extremes = [self._track(batch) for batch in batches]
@@ -128,7 +143,6 @@ class GatedOptimizer(Optimizer):
             noise = self._draw_noise(batches)
             self._gate_sums = [self._move(batch, gates, noise) for batch in batches]
             self._gate_count = sum(param.numel() for batch in batches for param in batch.params)
-        return loss
 
     @property
     def mean_gate(self) -> float:
@@ -194,13 +208,13 @@ class GatedOptimizer(Optimizer):
 
     # Moving
 
-    def _move(self, batch: Batch, gates: GateRange, noise: StepNoise | None) -> Tensor:
+    def _move(self, batch: Batch, gates: GateRange, noise: StepNoise | None) -> Tensor | float:
         """Decay, then step along the gated direction; returns the sum of the gates."""
         centre, width = gates.centre * batch.correction, gates.width * batch.correction
         if batch.fused:
             total = self._move_fused(batch, centre, width, noise)
             torch.autograd.graph.increment_version(batch.params)  # numba writes behind autograd's back
-            return torch.tensor(total)
+            return total
         return self._move_torch(batch, centre, width, noise)
 
     def _move_torch(self, batch: Batch, centre: float, width: float, noise: StepNoise | None) -> Tensor:
@@ -255,9 +269,19 @@ class GatedOptimizer(Optimizer):
                 batch.states.append(state)
                 batch.positions.append(positions[param])
                 if fused:
-                    arrays = [flat(param), flat(param.grad), *(flat(state[name]) for name in self.buffers)]
-                    batch.parts += parts_of(arrays, positions[param])
+                    batch.parts += parts_of(self._arrays_of(param, state), positions[param])
         return list(batches.values())
+
+    def _arrays_of(self, param: Tensor, state: dict[str, Any]) -> list[Array]:
+        """Parameter, gradient and buffers. All but the gradient are kept while they lie where they lay: asking torch
+        for an array takes longer than looking, and an array keeps its memory, so nothing else can lie there."""
+        tensors = [param, *(state[name] for name in self.buffers)]
+        places = [tensor.data_ptr() for tensor in tensors]
+        kept = self._arrays.get(param)
+        if kept is None or kept[0] != places:
+            kept = self._arrays[param] = places, [flat(tensor) for tensor in tensors]
+        own, *buffers = kept[1]
+        return [own, flat(param.grad), *buffers]
 
     def _state_of(self, param: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[param]
@@ -343,7 +367,7 @@ class GatedOptimizer(Optimizer):
             vars(self).update(state.pop("modes"))
             noise, self.noise = state.pop("noise"), NoisePool()
             self.noise.load_state_dict(noise)
-            self._gate_sums, self._gate_count, self._positions = [], 0, {}
+            self._gate_sums, self._gate_count, self._positions, self._arrays = [], 0, {}, {}
         super().__setstate__(state)
 
 

