@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -28,7 +31,6 @@ class Threads(Crew):
         tried = () if n_threads is not None or self.n_threads == 1 else (1, self.n_threads)
         self.trials: dict[int, list[float]] = {count: [] for count in tried}  # seconds per unit of work
         self.torch_threads = torch_threads
-        self.pool: ThreadPoolExecutor | None = None
 
     @property
     def count(self) -> int:
@@ -61,27 +63,70 @@ class Threads(Crew):
             while (i := next(waiting, None)) is not None:
                 results[i] = pieces[i]()
 
-        others = [self.others().submit(work) for _ in range(min(n_threads, len(pieces)) - 1)]
+        others = [self.others.submit(work) for _ in range(min(n_threads, len(pieces)) - 1)]
         try:
             work()
         finally:
-            for other in others:
-                other.result()
+            for wait in others:
+                wait()
         return results
 
     def begin(self, piece: Callable[[], Any]) -> Callable[[], Any]:
-        return super().begin(piece) if self.n_threads == 1 else self.others().submit(piece).result
+        return super().begin(piece) if self.n_threads == 1 else self.others.submit(piece)
 
-    def others(self) -> ThreadPoolExecutor:
+    @cached_property
+    def others(self) -> Helpers:
         """All threads but the calling one."""
-        if self.pool is None:
-            self.pool = ThreadPoolExecutor(self.n_threads - 1, "tailguard-update", initializer=self.limit_torch)
-        return self.pool
+        return Helpers(self.n_threads - 1, self.torch_threads)
 
-    def limit_torch(self) -> None:
-        """A new thread does not inherit the number of torch's threads."""
-        if self.torch_threads is not None:
-            torch.set_num_threads(self.torch_threads)
+
+class Helpers:
+    """Threads that wait for functions to call. An executor's futures and locks took a twentieth of a small batch."""
+
+    def __init__(self, n_threads: int, torch_threads: int | None) -> None:
+        self.waiting: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[Any]] | None] = SimpleQueue()
+        told = self.waiting, torch_threads
+        threads = [
+            threading.Thread(target=help_out, args=told, name=f"tailguard-update-{i}", daemon=True)
+            for i in range(n_threads)
+        ]
+        for thread in threads:
+            thread.start()
+        weakref.finalize(self, dismiss, self.waiting, threads)  # also when the interpreter ends
+
+    def submit(self, piece: Callable[[], Any]) -> Callable[[], Any]:
+        """Have a function called; returns what waits for its end, and then gives its result or raises its error."""
+        answer: SimpleQueue[Any] = SimpleQueue()
+        self.waiting.put((piece, answer))
+
+        def wait() -> Any:
+            result, error = answer.get()
+            if error is not None:
+                raise error
+            return result
+
+        return wait
+
+
+def help_out(waiting: SimpleQueue[Any], torch_threads: int | None) -> None:
+    """Call what comes, until None does."""
+    if torch_threads is not None:  # a new thread does not inherit the number of torch's threads
+        torch.set_num_threads(torch_threads)
+    while (job := waiting.get()) is not None:
+        piece, answer = job
+        try:
+            answer.put((piece(), None))
+        except BaseException as error:  # it belongs to the one who waits
+            answer.put((None, error))
+        del job, piece, answer
+
+
+def dismiss(waiting: SimpleQueue[Any], threads: list[threading.Thread]) -> None:
+    for _ in threads:
+        waiting.put(None)
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join()
 
 
 def available_cores() -> int:
