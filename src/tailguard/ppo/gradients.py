@@ -7,12 +7,12 @@ number of workers gives the same bits. Each worker takes the next piece until no
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tailguard.loops import add_one, compiled, latest
+from tailguard.loops import add_one, borrowed, compiled, latest
 from tailguard.optim.flat import ParameterVector
 from tailguard.policy import RecurrentPolicy
 from tailguard.policy.products import Array
@@ -56,10 +56,14 @@ class Board(NamedTuple):
     arrived: Array  # (trunks,) lanes that are finished
     sums: Array  # (trunks, lanes, 5) what their losses add up to
 
+    @classmethod
+    def empty(cls) -> Board:
+        counts = [np.zeros(n, np.int64) for n in (1, N_TRUNKS, N_TRUNKS, N_TRUNKS)]
+        return cls(*counts, np.zeros((N_TRUNKS, N_LANES, N_SUMS)))
 
-def new_board() -> Board:
-    each = partial(np.zeros, N_TRUNKS, np.int64)
-    return Board(np.zeros(1, np.int64), each(), each(), each(), np.zeros((N_TRUNKS, N_LANES, N_SUMS)))
+    def wipe(self) -> None:
+        for part in self:
+            part.fill(0)
 
 
 class Told(NamedTuple):
@@ -88,6 +92,7 @@ class CompiledGradients:
         critics = [CompiledCritic.of(policy, vector, c) for c in range(len(policy.critics))]
         self.actor, self.critics = actor, {1 + c: critic for c, critic in enumerate(critics) if critic is not None}
         self.nobody = CompiledRiskValue(None, vector, N_LANES)
+        self.board = Board.empty()
         self.rooms: list[Rooms] = []  # of each worker
 
     def forget(self) -> None:
@@ -105,13 +110,13 @@ class CompiledGradients:
         known, n_valid = self.known, max(choice.n_valid, 1)
         if not known:
             return Batch([], [], dict)
-        board = new_board()
+        self.board.wipe()
         numbers = [now.clip_range, now.ent_coef, now.kl_beta, n_valid / share, now.vf_coef * share / n_valid]
         told = Told(pieces_of(tuple(known), n_workers), choice.chosen, self.announce(known), np.array(numbers))
         key, size = (self, tuple(known), n_workers), lane_size(choice.n_sequences)
         shares = choice.batch.once((*key, size), partial(self.shares, choice.batch, known, n_workers, size))
-        workers = [partial(work_off, board, told, *part) for part in shares]
-        return Batch(known, workers, partial(figures_of, board.sums, known, now, n_valid))
+        workers = [partial(work_off, self.board, told, *part) for part in shares]
+        return Batch(known, workers, partial(figures_of, self.board.sums, known, now, n_valid))
 
     def announce(self, known: Known) -> Array:
         """Say which gradients there will be; returns which are there already."""
@@ -142,7 +147,8 @@ class CompiledGradients:
         return risk_value.desk(seen[j].x if j in seen else NO_VALUES, batch.risk.numpy(), n_rows)
 
 
-def pieces_of(trunks: Sequence[int], n_workers: int) -> Array:
+@cache
+def pieces_of(trunks: tuple[int, ...], n_workers: int) -> Array:
     """(n, 2) one after another: one worker ends what it began, and so do two with trunks of their own.
 
     The first worker begins a moment before the other, so it takes a critic; the actor has less to do, and whoever has
@@ -157,10 +163,12 @@ def pieces_of(trunks: Sequence[int], n_workers: int) -> Array:
 
 def figures_of(sums: Array, known: Collection[int], now: Knobs, n_valid: int) -> dict[int, Any]:
     """Means over the batch's valid samples, by trunk."""
-    means, largest = (sums.sum(1) / n_valid).tolist(), float(sums[ACTOR, :, -1].max())
+    lanes = sums.tolist()
+    means = [[sum(part) / n_valid for part in zip(*each, strict=True)] for each in lanes]
     figures: dict[int, Any] = {j: CriticFigures(*means[j][:2]) for j in known if j != ACTOR}
     if ACTOR in known:
         surrogate, entropy, kl, clipped, _ = means[ACTOR]
+        largest = max(lane[-1] for lane in lanes[ACTOR])
         total = surrogate - now.ent_coef * entropy + now.kl_beta * kl
         figures[ACTOR] = ActorFigures(total, surrogate, entropy, kl, clipped, largest)
     return figures
@@ -169,6 +177,7 @@ def figures_of(sums: Array, known: Collection[int], now: Knobs, n_valid: int) ->
 @compiled
 def work_off(board, told, desks, taken, lessons, risks):  # type: ignore[no-untyped-def]
     """Take the next piece until none is left."""
+    board, told, (desks, taken, lessons, risks) = borrowed((board, told, (desks, taken, lessons, risks)))
     pieces, chosen, filled, numbers = told
     n_pieces = len(pieces)
     while True:
