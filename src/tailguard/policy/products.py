@@ -23,24 +23,21 @@ WIDE = llvmlite.binding.get_host_cpu_features().get("avx512f", False)  # type: i
 VECTOR = 16 if WIDE else 8  # float32 in a register
 VECTORS = 2  # side by side in a tile
 COLUMNS = VECTOR * VECTORS
-HEIGHT = 8 if WIDE else 4  # rows of a tile: so many that the machine's registers hold it
+HEIGHT = 8 if WIDE else 5  # rows of a tile at most: so many that the machine's registers hold it
 FLOAT, WHOLE, SLOT = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 LANES = ir.VectorType(FLOAT, VECTOR)
 
 
 class Tile:
-    """Emits HEIGHT x COLUMNS, or fewer rows, of a product; addresses are whole numbers, strides are in bytes."""
+    """Emits so many rows of COLUMNS of a product; addresses are whole numbers, strides are in bytes."""
 
     def __init__(self, builder: Any, n_rows: int) -> None:
         self.builder, self.n_rows = builder, n_rows
 
-    def rows(self, first: Any, apart: Any, there: Any) -> list[Any]:
-        """Addresses of the rows; those beyond the ones that are there are the last one once more."""
+    def rows(self, first: Any, apart: Any) -> list[Any]:
+        """Their addresses."""
         emit = self.builder
-        last = emit.sub(there, ir.Constant(WHOLE, 1))
-        numbers = [ir.Constant(WHOLE, i) for i in range(self.n_rows)]
-        near = [emit.select(emit.icmp_signed("<", number, last), number, last) for number in numbers]
-        return [emit.add(first, emit.mul(apart, number)) for number in near]
+        return [emit.add(first, emit.mul(apart, ir.Constant(WHOLE, i))) for i in range(self.n_rows)]
 
     def vector_at(self, row: Any, v: int) -> Any:
         """A pointer to the v-th vector of a row."""
@@ -58,12 +55,11 @@ class Tile:
         return emit.shuffle_vector(single, nothing, ir.Constant(ir.VectorType(SLOT, VECTOR), [0] * VECTOR))
 
     def emit(self, left: Any, right: Any, result: Any, depth: Any, added: Any) -> None:
-        """left: address, strides of row and column, rows that are there;  right, result: address, stride of a row."""
+        """left: address, strides of a row and of a column;  right, result: address, stride of a row."""
         emit, zero = self.builder, ir.Constant(WHOLE, 0)
         signature = ir.FunctionType(LANES, [LANES] * 3)
         multiply_add = cgutils.get_or_insert_function(emit.module, signature, f"llvm.fma.v{VECTOR}f32")  # type: ignore[no-untyped-call]
-        begin, left_row, left_column, there = left
-        rows, results = self.rows(begin, left_row, there), self.rows(*result, there)
+        rows, results = self.rows(*left[:2]), self.rows(*result)
         fetch, loop, done = (emit.append_basic_block(name) for name in ("fetch", "loop", "done"))
         before = emit.basic_block
         emit.cbranch(emit.icmp_signed("!=", added, zero), fetch, loop)
@@ -80,8 +76,7 @@ class Tile:
             number = self.everywhere(emit.add(row, across))
             pairs = zip(factors, old, strict=True)
             new.append([emit.call(multiply_add, [number, factor, part]) for factor, part in pairs])
-        steps = (k, ir.Constant(WHOLE, 1)), (across, left_column), (down, right[1])
-        for moved, step in steps:
+        for moved, step in ((k, ir.Constant(WHOLE, 1)), (across, left[2]), (down, right[1])):
             moved.add_incoming(emit.add(moved, step), loop)
         for old, row in zip(sums, new, strict=True):
             for part, after in zip(old, row, strict=True):
@@ -94,29 +89,33 @@ class Tile:
                 emit.store(part, self.vector_at(place, v), align=4)
 
     def either(self, kind: Any, here: Any, value: Any, there: Any, other: Any) -> Any:
+        """`value` for those who come from `here`, `other` for those who come from `there`."""
         chosen = self.builder.phi(kind)
         chosen.add_incoming(value, here)
         chosen.add_incoming(other, there)
         return chosen
 
 
-def tile_of(n_rows: int) -> Any:
-    """What fills a tile of at most so many rows."""
+@emitted  # type: ignore[untyped-decorator]
+def fill_tile(typing_context: Any, n_rows: Any, left: Any, right: Any, result: Any, depth: Any, added: Any) -> Any:
+    """A tile of 1 to HEIGHT rows: one loop for each number of them."""
 
-    @emitted  # type: ignore[untyped-decorator]
-    def fill(typing_context: Any, left: Any, right: Any, result: Any, depth: Any, added: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            places = [cgutils.unpack_tuple(builder, part) for part in values[:3]]  # type: ignore[no-untyped-call]
-            Tile(builder, n_rows).emit(*places, *values[3:])
-            return context.get_dummy_value()
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        places = [cgutils.unpack_tuple(builder, part) for part in values[1:4]]  # type: ignore[no-untyped-call]
+        after = builder.append_basic_block("after")
+        switch = builder.switch(values[0], after)
+        for height in range(1, HEIGHT + 1):
+            case = builder.append_basic_block(f"rows{height}")
+            switch.add_case(ir.Constant(WHOLE, height), case)
+            builder.position_at_end(case)
+            Tile(builder, height).emit(*places, *values[4:])
+            builder.branch(after)
+        builder.position_at_end(after)
+        return context.get_dummy_value()
 
-        whole = types.intp
-        return types.void(types.UniTuple(whole, 4), types.UniTuple(whole, 2), types.UniTuple(whole, 2), whole, whole), generate
-
-    return fill
-
-
-fill_tall, fill_low = tile_of(HEIGHT), tile_of(HEIGHT // 2)
+    whole = types.intp
+    pair = types.UniTuple(whole, 2)
+    return types.void(whole, types.UniTuple(whole, 3), pair, pair, whole, whole), generate
 
 
 @compiled
@@ -160,11 +159,11 @@ def multiply(left, left_turned, right, result, added):  # type: ignore[no-untype
         if not added:
             result[:] = np.float32(0.0)
         return
+    n_tiles = -(-height // HEIGHT)
     for j in range(0, width, COLUMNS):
-        factor = weights + 4 * j, right_row
-        for i in range(0, height, HEIGHT):
-            place, n_rows = (there + i * result_row + 4 * j, result_row), height - i
-            if n_rows > HEIGHT // 2:
-                fill_tall((begin + i * down, down, across, min(n_rows, HEIGHT)), factor, place, depth, np.intp(added))
-            else:
-                fill_low((begin + i * down, down, across, n_rows), factor, place, depth, np.intp(added))
+        factor, i = (weights + 4 * j, right_row), 0
+        for left_over in range(n_tiles, 0, -1):
+            n_rows = (height - i) // left_over  # nearly the same for all: none is left with a row or two
+            place = there + i * result_row + 4 * j, result_row
+            fill_tile(n_rows, (begin + i * down, down, across), factor, place, depth, np.intp(added))
+            i += n_rows
