@@ -24,6 +24,7 @@ VECTOR = 16 if WIDE else 8  # float32 in a register
 VECTORS = 2  # side by side in a tile
 COLUMNS = VECTOR * VECTORS
 HEIGHT = 8 if WIDE else 5  # rows of a tile at most: so many that the machine's registers hold it
+PAGE = 4096  # bytes
 FLOAT, WHOLE, SLOT = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 LANES = ir.VectorType(FLOAT, VECTOR)
 
@@ -147,6 +148,13 @@ def padded(matrix):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def crowded(right_row, n_tiles):  # type: ignore[no-untyped-def]
+    """Whether rows of the right factor push each other out of the cache, and so many tiles read them that a copy pays:
+    those a page apart share few places there. Wide tiles take enough of each row not to notice."""
+    return not WIDE and right_row % PAGE == 0 and n_tiles >= 8
+
+
+@compiled
 def multiply(left, left_turned, right, result, added):  # type: ignore[no-untyped-def]
     """The same for whole tiles side by side."""
     down, across = left.strides
@@ -160,8 +168,12 @@ def multiply(left, left_turned, right, result, added):  # type: ignore[no-untype
             result[:] = np.float32(0.0)
         return
     n_tiles = -(-height // HEIGHT)
+    aside = np.empty((depth if crowded(right_row, n_tiles) else 0, COLUMNS), np.float32)
     for j in range(0, width, COLUMNS):
         factor, i = (weights + 4 * j, right_row), 0
+        if len(aside):
+            aside[:] = right[:, j : j + COLUMNS]
+            factor = aside.ctypes.data, 4 * COLUMNS
         for left_over in range(n_tiles, 0, -1):
             n_rows = (height - i) // left_over  # nearly the same for all: none is left with a row or two
             place = there + i * result_row + 4 * j, result_row

@@ -22,6 +22,7 @@ from tailguard.policy.products import COLUMNS, Array, product
 from tailguard.policy.recurrent import LSTM
 
 ACTIVATIONS = ("tanh", "relu")
+APART = 16  # float32, a line of the cache
 
 
 class Shape(NamedTuple):
@@ -141,11 +142,20 @@ def memory_size(shape):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def packed_of(shape, packed, k):  # type: ignore[no-untyped-def]
-    """(K, 4H)"""
+def packed_of(shape, gradient, k):  # type: ignore[no-untyped-def]
+    """(K, 4H) of a lane's gradient."""
     rows, width = columns(shape, k), 4 * shape.n_units
     first = width * columns_before(shape, k)
-    return packed[first : first + rows * width].reshape(rows, width)
+    return gradient[first : first + rows * width].reshape(rows, width)
+
+
+@compiled
+def laid_out_of(shape, packed, k):  # type: ignore[no-untyped-def]
+    """(K, 4H) of the memory's packed weights, whose rows lie a little apart: the cache has few places for rows that are
+    a power of two from each other."""
+    rows, width = columns(shape, k), 4 * shape.n_units + APART
+    first = width * columns_before(shape, k)
+    return packed[first : first + rows * width].reshape(rows, width)[:, : 4 * shape.n_units]
 
 
 @compiled
@@ -213,7 +223,7 @@ def whole_columns(width):  # type: ignore[no-untyped-def]
 @compiled
 def turned_before(shape, k):  # type: ignore[no-untyped-def]
     """Where the k-th linear layer begins among the packed weights."""
-    place = memory_size(shape)
+    place = (4 * shape.n_units + APART) * columns_before(shape, shape.n_layers)
     for i in range(k):
         place += whole_columns(shape.dense[i, 2]) * shape.dense[i, 3]
     return place
@@ -242,7 +252,7 @@ def pack(shape, flat, packed):  # type: ignore[no-untyped-def]
     """Lay weights out for the way there, turned: [hidden | input | bias] of the memory, then the linear layers."""
     n_units = shape.n_units
     for k in range(shape.n_layers):
-        rows, (hidden, entry, bias) = packed_of(shape, packed, k), recurrent_of(shape, flat, k)
+        rows, (hidden, entry, bias) = laid_out_of(shape, packed, k), recurrent_of(shape, flat, k)
         turn(hidden, False, rows[:n_units])
         turn(entry, False, rows[n_units:-1])
         rows[-1] = bias
@@ -321,7 +331,7 @@ def trunk_forward(shape, flat, packed, room, seen, low, high):  # type: ignore[n
         if k > 0:
             joined[:, :, n_units : 2 * n_units] = room.hidden[k - 1]
         forward_kernel(
-            packed_of(shape, packed, k),
+            laid_out_of(shape, packed, k),
             room.kept,
             room.first[k],
             joined,
