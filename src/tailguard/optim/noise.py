@@ -27,12 +27,13 @@ class NoisePool:
             generator = torch.Generator().manual_seed(torch.initial_seed())
         self.generator = generator
         self.seed = int(torch.randint(SEED_BOUND, (1,), generator=generator, device=generator.device))
+        self._drawn = torch.empty(2, dtype=torch.int64, device=generator.device)
         self._pool = torch.empty(0)  # made when first needed: noise switched off costs no memory
         self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def draw(self, n: int) -> tuple[int, float]:
         """Place and sign of the next noise vector of length n: see `read`."""
-        offset, sign = torch.randint(OFFSETS, (2,), generator=self.generator, device=self.generator.device).tolist()
+        offset, sign = self._drawn.random_(OFFSETS, generator=self.generator).tolist()
         self._ensure(n)
         return offset, 1.0 if sign % 2 else -1.0
 
