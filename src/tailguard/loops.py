@@ -93,8 +93,8 @@ def borrowed(typing_context: Any, value: Any) -> Any:
             array.parent = array.parent.type(None)
             return array._getvalue()
         if isinstance(kind, types.BaseTuple):
-            for i, part in enumerate(kind):
-                lent = lend(context, builder, part, builder.extract_value(value, i))
+            for i in range(len(kind)):
+                lent = lend(context, builder, kind[i], builder.extract_value(value, i))  # type: ignore[index]
                 value = builder.insert_value(value, lent, i)
         return value
 

@@ -49,6 +49,15 @@ class Batch:
 
 
 @dataclass
+class Views:
+    """A parameter and its buffers as arrays, kept while they lie where they lay: asking torch for an array takes longer
+    than looking, and an array keeps its memory, so nothing else can lie there."""
+
+    addresses: list[int]
+    arrays: list[Array]
+
+
+@dataclass
 class GateRange:
     """The gate's argument is (utility - centre) / width; an infinite width switches the gate off: exactly 1."""
 
@@ -100,7 +109,7 @@ class GatedOptimizer(Optimizer):
         self._gate_sums: list[Tensor | float] = []
         self._gate_count = 0
         self._positions: dict[Tensor, int] = {}
-        self._arrays: dict[Tensor, tuple[list[int], list[Array]]] = {}  # where a parameter's tensors lie, as arrays
+        self._views: dict[Tensor, Views] = {}
         params = list(params)
         if not params:
             raise ConfigError(
@@ -269,19 +278,18 @@ class GatedOptimizer(Optimizer):
                 batch.states.append(state)
                 batch.positions.append(positions[param])
                 if fused:
-                    batch.parts += parts_of(self._arrays_of(param, state), positions[param])
+                    batch.parts += parts_of(self._arrays_of(param, param.grad, state), positions[param])
         return list(batches.values())
 
-    def _arrays_of(self, param: Tensor, state: dict[str, Any]) -> list[Array]:
-        """Parameter, gradient and buffers. All but the gradient are kept while they lie where they lay: asking torch
-        for an array takes longer than looking, and an array keeps its memory, so nothing else can lie there."""
+    def _arrays_of(self, param: Tensor, gradient: Tensor, state: dict[str, Any]) -> list[Array]:
+        """Parameter, gradient and buffers."""
         tensors = [param, *(state[name] for name in self.buffers)]
-        places = [tensor.data_ptr() for tensor in tensors]
-        kept = self._arrays.get(param)
-        if kept is None or kept[0] != places:
-            kept = self._arrays[param] = places, [flat(tensor) for tensor in tensors]
-        own, *buffers = kept[1]
-        return [own, flat(param.grad), *buffers]
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        views = self._views.get(param)
+        if views is None or views.addresses != addresses:
+            views = self._views[param] = Views(addresses, [flat(tensor) for tensor in tensors])
+        own, *buffers = views.arrays
+        return [own, flat(gradient), *buffers]
 
     def _state_of(self, param: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[param]
@@ -367,7 +375,7 @@ class GatedOptimizer(Optimizer):
             vars(self).update(state.pop("modes"))
             noise, self.noise = state.pop("noise"), NoisePool()
             self.noise.load_state_dict(noise)
-            self._gate_sums, self._gate_count, self._positions, self._arrays = [], 0, {}, {}
+            self._gate_sums, self._gate_count, self._positions, self._views = [], 0, {}, {}
         super().__setstate__(state)
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding
 import numpy as np
-from llvmlite import ir
+from llvmlite import binding, ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 
@@ -19,7 +18,7 @@ from tailguard.loops import compiled, emitted
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-WIDE = llvmlite.binding.get_host_cpu_features().get("avx512f", False)  # type: ignore[no-untyped-call]
+WIDE = binding.get_host_cpu_features().get("avx512f", False)
 VECTOR = 16 if WIDE else 8  # float32 in a register
 VECTORS = 2  # side by side in a tile
 COLUMNS = VECTOR * VECTORS
@@ -115,8 +114,8 @@ def fill_tile(typing_context: Any, n_rows: Any, left: Any, right: Any, result: A
         return context.get_dummy_value()
 
     whole = types.intp
-    pair = types.UniTuple(whole, 2)
-    return types.void(whole, types.UniTuple(whole, 3), pair, pair, whole, whole), generate
+    pair, triple = (types.UniTuple(whole, n) for n in (2, 3))  # type: ignore[no-untyped-call]
+    return types.void(whole, triple, pair, pair, whole, whole), generate
 
 
 @compiled

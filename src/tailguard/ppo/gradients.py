@@ -58,8 +58,8 @@ class Board(NamedTuple):
 
     @classmethod
     def empty(cls) -> Board:
-        counts = [np.zeros(n, np.int64) for n in (1, N_TRUNKS, N_TRUNKS, N_TRUNKS)]
-        return cls(*counts, np.zeros((N_TRUNKS, N_LANES, N_SUMS)))
+        taken, claimed, laid_out, arrived = (np.zeros(n, np.int64) for n in (1, N_TRUNKS, N_TRUNKS, N_TRUNKS))
+        return cls(taken, claimed, laid_out, arrived, np.zeros((N_TRUNKS, N_LANES, N_SUMS)))
 
     def wipe(self) -> None:
         for part in self:
