@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 
-from tailguard.loops import add_one, compiled, latest
+from tailguard.loops import add_one, borrowed, compiled, latest
 
 
 @compiled
@@ -42,3 +44,26 @@ def test_a_count_is_told_as_it_was_before() -> None:
         return add_one(counts.ctypes.data), add_one(counts.ctypes.data)
 
     assert twice(np.array([5], np.int64)) == (5, 6)
+
+
+class Pair(NamedTuple):
+    left: np.ndarray
+    right: tuple[np.ndarray, int]
+
+
+@compiled
+def sum_of_slices(pair):  # type: ignore[no-untyped-def]
+    """Slices of arrays that somebody else keeps."""
+    left, (right, n) = borrowed(pair)
+    for i in range(n):
+        left[i:] += right[i]
+    return left.sum()
+
+
+def test_borrowed_arrays_are_the_same_memory_and_stay_with_their_owner() -> None:
+    sum_of_slices(Pair(np.zeros(1), (np.zeros(1), 1)))  # compiling holds on to what it is shown
+    left, right = np.zeros(4), np.arange(4.0)
+    holders = sys.getrefcount(left), sys.getrefcount(right)
+    assert sum_of_slices(Pair(left, (right, 4))) == 0 * 4 + 1 * 3 + 2 * 2 + 3 * 1
+    np.testing.assert_array_equal(left, [0.0, 1.0, 3.0, 6.0])
+    assert (sys.getrefcount(left), sys.getrefcount(right)) == holders

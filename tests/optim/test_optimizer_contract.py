@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
 from tailguard.errors import ConfigError, StateError
-from tailguard.optim import UPGD, UPGDW, AdaptiveUPGD
+from tailguard.optim import UPGD, UPGDW, AdaptiveUPGD, scaled_step
 
 FAMILY = [UPGD, AdaptiveUPGD, UPGDW]
 family = pytest.mark.parametrize("ours", FAMILY)
@@ -347,3 +347,49 @@ def test_nothing_warns_in_a_plain_loop(ours):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trained(ours, network())
+
+
+@family
+def test_whoever_hangs_on_a_step_is_passed_also_on_the_short_way(ours):
+    """`scaled_step` leaves out what torch wraps around a step only where nobody would notice."""
+    param = nn.Parameter(torch.ones(3))
+    param.grad = torch.ones(3)
+    optimizer, seen = ours([param]), []
+    assert not optimizer.watched
+    scaled_step(optimizer, 1.0)
+    hook = optimizer.register_step_pre_hook(lambda *_: seen.append("pre"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("post"))
+    scaled_step(optimizer, 1.0)
+    assert seen == ["pre", "post"]
+    hook.remove()
+    assert optimizer.watched
+    followed = ours([param])
+    torch.optim.lr_scheduler.ExponentialLR(followed, 0.5)
+    assert followed.watched
+
+
+def test_a_step_of_ones_own_is_taken():
+    class Counting(AdaptiveUPGD):
+        steps = 0
+
+        def step(self, closure=None):
+            Counting.steps += 1
+            return super().step(closure)
+
+    param = nn.Parameter(torch.ones(3))
+    param.grad = torch.ones(3)
+    scaled_step(Counting([param]), 1.0)
+    assert Counting.steps == 1
+
+
+def test_a_parameter_that_moved_in_memory_is_found():
+    """Arrays of its tensors are kept between steps."""
+    param = nn.Parameter(torch.ones(8))
+    optimizer = AdaptiveUPGD([param], sigma=0.0, lr=0.1)
+    for _ in range(2):
+        param.grad = torch.ones(8)
+        optimizer.step()
+    param.data = torch.full((8,), 5.0)
+    optimizer.state[param]["first_moment"] = torch.full((8,), -1.0)
+    optimizer.step()
+    assert (param.detach() > 5.0).all()

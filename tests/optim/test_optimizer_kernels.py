@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -104,3 +106,19 @@ def test_who_works_on_the_parts_of_a_large_parameter_changes_no_bit(kind: type[G
     assert torch.equal(alone, together)
     assert gate == same_gate
     assert gate != 1.0
+
+
+@pytest.mark.parametrize("size", [1, 1024, kernels.CHUNK - 1, 3 * kernels.CHUNK + 5])
+def test_norms_of_stretches_are_those_of_double_precision(size):
+    gradient = np.random.default_rng(0).normal(size=size + 7).astype(np.float32)
+    cuts, squares = np.array([0, 3, 3, size + 3, size + 7]), np.full(4, np.nan)
+    kernels.squared_norms(gradient, cuts[:-1], cuts[1:], squares)
+    exact = [np.square(gradient[a:b].astype(np.float64)).sum() for a, b in pairwise(cuts)]
+    np.testing.assert_allclose(squares, exact, rtol=1e-6)
+
+
+def test_a_norm_does_not_hide_what_is_not_finite():
+    gradient, squares = np.ones(5000, np.float32), np.zeros(1)
+    gradient[4321] = np.nan
+    kernels.squared_norms(gradient, np.array([0]), np.array([5000]), squares)
+    assert np.isnan(squares[0])
