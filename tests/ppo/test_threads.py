@@ -74,3 +74,29 @@ def test_a_process_with_waiting_threads_ends_cleanly() -> None:
     code = "from tailguard.ppo.threads import Threads; t = Threads(2, 2, 1); print(t.run([lambda: 1, lambda: 2]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[1, 2]\n", "")
+
+
+INTERRUPTED = """
+import os, signal, time
+from tailguard.ppo.threads import Threads
+
+ended = []
+def slow():
+    time.sleep(0.1)  # until somebody waits
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.3)
+    ended.append(True)
+
+threads = Threads(2, 2, None)
+wait = threads.begin(slow)
+try:
+    wait()
+except KeyboardInterrupt:
+    print("interrupted", ended)
+"""
+
+
+def test_an_interrupt_is_raised_when_the_other_thread_has_ended() -> None:
+    """It writes into memory that the next batch uses."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted [True]\n", "")

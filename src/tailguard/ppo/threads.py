@@ -100,7 +100,11 @@ class Helpers:
         self.waiting.put((piece, answer))
 
         def wait() -> Any:
-            result, error = answer.get()
+            try:
+                result, error = answer.get()
+            except KeyboardInterrupt:
+                answer.get()  # the function still writes: nobody goes on before it has ended
+                raise
             if error is not None:
                 raise error
             return result
