@@ -22,6 +22,20 @@ def one_by_one(pieces: Sequence[Callable[[], Any]]) -> list[Any]:
     return [piece() for piece in pieces]
 
 
+def call_all(pieces: Sequence[Callable[[], Any]]) -> list[Any]:
+    """What each of some functions returns; all of them are called, and only then is the first error raised."""
+    results: list[Any] = []
+    errors: list[BaseException] = []
+    for piece in pieces:
+        try:
+            results.append(piece())
+        except BaseException as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return results
+
+
 class Crew:
     """Who does several things: here one after the other, by the caller."""
 

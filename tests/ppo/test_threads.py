@@ -50,10 +50,27 @@ def test_an_error_in_any_thread_reaches_the_caller_and_the_threads_go_on(broken:
     assert threads.run([lambda: 1, lambda: 2]) == [1, 2]
 
 
+def test_an_error_is_raised_only_when_nobody_works_any_more() -> None:
+    threads, ended = Threads(3, 3, None), []
+    together = threading.Barrier(3, timeout=10.0)
+
+    def piece(i: int) -> None:
+        together.wait()
+        if i == 0:
+            raise ValueError("first")
+        time.sleep(0.2)
+        ended.append(i)
+
+    with pytest.raises(ValueError, match="first"):
+        threads.run([lambda i=i: piece(i) for i in range(3)])  # type: ignore[misc]
+    assert sorted(ended) == [1, 2]
+
+
 def test_what_was_begun_can_be_waited_for() -> None:
     threads, went_on = Threads(2, 2, None), threading.Event()
     wait = threads.begin(lambda: went_on.wait(10.0))
     went_on.set()
+    assert wait() is True
     assert wait() is True
     alone = Threads(1, 2, None)
     assert alone.begin(lambda: 1 / 0)() is None  # nobody has time, so nobody calls it
@@ -80,23 +97,28 @@ INTERRUPTED = """
 import os, signal, time
 from tailguard.ppo.threads import Threads
 
-ended = []
-def slow():
-    time.sleep(0.1)  # until somebody waits
+threads, ended = Threads(2, 2, None), []
+
+def slow(before, after):
+    time.sleep(before)
     os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(0.3)
+    time.sleep(after)
     ended.append(True)
 
-threads = Threads(2, 2, None)
-wait = threads.begin(slow)
-try:
-    wait()
-except KeyboardInterrupt:
-    print("interrupted", ended)
+for before, after in [(0.1, 0.3), *((1e-4 * i, 0.0) for i in range(100))]:
+    ended.clear()
+    try:
+        wait = threads.begin(lambda: slow(before, after))
+        wait()
+        time.sleep(0.1)  # here the signal came late
+    except KeyboardInterrupt:
+        wait()
+    assert ended == [True]
+print("done")
 """
 
 
 def test_an_interrupt_is_raised_when_the_other_thread_has_ended() -> None:
-    """It writes into memory that the next batch uses."""
+    """It writes into memory that the next batch uses. Also when the signal comes just as it ends."""
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted [True]\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

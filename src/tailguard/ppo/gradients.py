@@ -56,14 +56,11 @@ class Board(NamedTuple):
     arrived: Array  # (trunks,) lanes that are finished
     sums: Array  # (trunks, lanes, 5) what their losses add up to
 
-    @classmethod
-    def empty(cls) -> Board:
-        taken, claimed, laid_out, arrived = (np.zeros(n, np.int64) for n in (1, N_TRUNKS, N_TRUNKS, N_TRUNKS))
-        return cls(taken, claimed, laid_out, arrived, np.zeros((N_TRUNKS, N_LANES, N_SUMS)))
 
-    def wipe(self) -> None:
-        for part in self:
-            part.fill(0)
+def new_board() -> Board:
+    """One for each batch: nobody who is late can write on the next one's."""
+    taken, claimed, laid_out, arrived = (np.zeros(n, np.int64) for n in (1, N_TRUNKS, N_TRUNKS, N_TRUNKS))
+    return Board(taken, claimed, laid_out, arrived, np.zeros((N_TRUNKS, N_LANES, N_SUMS)))
 
 
 class Told(NamedTuple):
@@ -92,7 +89,6 @@ class CompiledGradients:
         critics = [CompiledCritic.of(policy, vector, c) for c in range(len(policy.critics))]
         self.actor, self.critics = actor, {1 + c: critic for c, critic in enumerate(critics) if critic is not None}
         self.nobody = CompiledRiskValue(None, vector, N_LANES)
-        self.board = Board.empty()
         self.rooms: list[Rooms] = []  # of each worker
 
     def forget(self) -> None:
@@ -110,13 +106,13 @@ class CompiledGradients:
         known, n_valid = self.known, max(choice.n_valid, 1)
         if not known:
             return Batch([], [], dict)
-        self.board.wipe()
+        board = new_board()
         numbers = [now.clip_range, now.ent_coef, now.kl_beta, n_valid / share, now.vf_coef * share / n_valid]
         told = Told(pieces_of(tuple(known), n_workers), choice.chosen, self.announce(known), np.array(numbers))
         key, size = (self, tuple(known), n_workers), lane_size(choice.n_sequences)
         shares = choice.batch.once((*key, size), partial(self.shares, choice.batch, known, n_workers, size))
-        workers = [partial(work_off, self.board, told, *part) for part in shares]
-        return Batch(known, workers, partial(figures_of, self.board.sums, known, now, n_valid))
+        workers = [partial(work_off, board, told, *part) for part in shares]
+        return Batch(known, workers, partial(figures_of, board.sums, known, now, n_valid))
 
     def announce(self, known: Known) -> Array:
         """Say which gradients there will be; returns which are there already."""

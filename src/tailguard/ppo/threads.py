@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tailguard.loops import Crew, one_by_one
+from tailguard.loops import Crew, call_all, one_by_one
 
 N_TRIALS = 8  # of each number of threads
 KEPT_BYTES = 1 << 30  # below this, freed memory stays with the process
@@ -64,11 +64,7 @@ class Threads(Crew):
                 results[i] = pieces[i]()
 
         others = [self.others.submit(work) for _ in range(min(n_threads, len(pieces)) - 1)]
-        try:
-            work()
-        finally:
-            for wait in others:
-                wait()
+        call_all([work, *others])  # nobody goes on while another still writes
         return results
 
     def begin(self, piece: Callable[[], Any]) -> Callable[[], Any]:
@@ -84,7 +80,7 @@ class Helpers:
     """Threads that wait for functions to call. An executor's futures and locks took a twentieth of a small batch."""
 
     def __init__(self, n_threads: int, torch_threads: int | None) -> None:
-        self.waiting: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[Any]] | None] = SimpleQueue()
+        self.waiting: SimpleQueue[Job | None] = SimpleQueue()
         told = self.waiting, torch_threads
         threads = [
             threading.Thread(target=help_out, args=told, name=f"tailguard-update-{i}", daemon=True)
@@ -96,20 +92,40 @@ class Helpers:
 
     def submit(self, piece: Callable[[], Any]) -> Callable[[], Any]:
         """Have a function called; returns what waits for its end, and then gives its result or raises its error."""
-        answer: SimpleQueue[Any] = SimpleQueue()
-        self.waiting.put((piece, answer))
+        job = Job(piece)
+        self.waiting.put(job)
+        return job.wait
 
-        def wait() -> Any:
-            try:
-                result, error = answer.get()
-            except KeyboardInterrupt:
-                answer.get()  # the function still writes: nobody goes on before it has ended
-                raise
-            if error is not None:
-                raise error
-            return result
 
-        return wait
+class Job:
+    """A function that another thread calls once."""
+
+    def __init__(self, piece: Callable[[], Any]) -> None:
+        self.piece = piece
+        self.outcome: list[tuple[Any, BaseException | None]] = []  # empty until it has ended
+        self.ended = threading.Lock()
+        self.ended.acquire()
+
+    def call(self) -> None:
+        try:
+            self.outcome.append((self.piece(), None))
+        except BaseException as error:  # it belongs to the one who waits
+            self.outcome.append((None, error))
+        self.ended.release()
+
+    def wait(self) -> Any:
+        """For its end, also when interrupted: it may still write, so nobody goes on before."""
+        try:
+            if not self.outcome:
+                self.ended.acquire()
+        except KeyboardInterrupt:  # before the lock was had, or just after
+            while not self.outcome:
+                time.sleep(1e-3)
+            raise
+        result, error = self.outcome[0]
+        if error is not None:
+            raise error
+        return result
 
 
 def help_out(waiting: SimpleQueue[Any], torch_threads: int | None) -> None:
@@ -117,12 +133,8 @@ def help_out(waiting: SimpleQueue[Any], torch_threads: int | None) -> None:
     if torch_threads is not None:  # a new thread does not inherit the number of torch's threads
         torch.set_num_threads(torch_threads)
     while (job := waiting.get()) is not None:
-        piece, answer = job
-        try:
-            answer.put((piece(), None))
-        except BaseException as error:  # it belongs to the one who waits
-            answer.put((None, error))
-        del job, piece, answer
+        job.call()
+        del job  # and what it holds, before the next one comes
 
 
 def dismiss(waiting: SimpleQueue[Any], threads: list[threading.Thread]) -> None:

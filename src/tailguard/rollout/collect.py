@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from tailguard.errors import EnvContractError
-from tailguard.loops import ALONE, Crew
+from tailguard.loops import ALONE, Crew, call_all
 from tailguard.normalization import Affine, ObservationStatistics
 from tailguard.policy import RecurrentPolicy, State
 from tailguard.rollout.advantages import advantages, successor_values
@@ -152,8 +152,7 @@ class Judges:
     def __exit__(self, *_: object) -> None:
         """Nobody reads on when a rollout is broken off."""
         if not self.buffer.full:
-            for wait in self.reading:
-                wait()
+            call_all(self.reading)
 
     def follow(self) -> None:
         """After a step: let somebody read the sequences that are complete, if they are worth the call."""
