@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from tailguard.policy.products import COLUMNS, HEIGHT, product
 
 
 def factors(n_rows: int, n_inner: int, n_outputs: int, turned: bool, spare: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    """Slices of wider arrays, as weights inside a layout are; the left one stored as its transpose if it is turned."""
+    """Slices of arrays that are `spare` wider, as weights inside a layout are; a turned left one is its transpose."""
     rng = np.random.default_rng(0)
     shapes = (n_inner, n_rows) if turned else (n_rows, n_inner), (n_inner, n_outputs)
     left, right = (rng.normal(size=(height, width + spare)).astype(np.float32)[:, :width] for height, width in shapes)
@@ -25,6 +27,17 @@ def test_a_product_is_the_product(n_inner, n_outputs, n_rows, turned, added):
     result = np.ones((n_rows, n_outputs), np.float32)
     product(left, turned, right, result, added)
     exact = (left.T if turned else left).astype(np.float64) @ right + float(added)
+    np.testing.assert_allclose(result, exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("n_outputs", [1000, 1024])
+def test_rows_that_lie_whole_pages_apart(n_outputs, turned):
+    """Narrow tiles copy them aside first."""
+    left, right = factors(67, 40, 1024, turned, spare=0)
+    result = np.ones((67, n_outputs), np.float32)
+    product(left, turned, right, result, True)
+    exact = (left.T if turned else left).astype(np.float64) @ right[:, :n_outputs] + 1.0
     np.testing.assert_allclose(result, exact, rtol=1e-4, atol=1e-4)
 
 
@@ -54,17 +67,25 @@ def test_an_empty_sum_is_zero():
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_an_element_is_a_sum_in_order_wherever_it_stands(turned):
+@pytest.mark.parametrize("before", [None, 3.7])
+def test_an_element_is_a_sum_in_order_wherever_it_stands(turned, before):
     """Each term a fused multiply-add: so no bit depends on tiles, on other rows or columns, or on the machine."""
     left, right = factors(2 * HEIGHT + 3, 50, 2 * COLUMNS + 5, turned)
-    result = np.empty((2 * HEIGHT + 3, 2 * COLUMNS + 5), np.float32)
-    product(left, turned, right, result, False)
+    result = np.full((2 * HEIGHT + 3, 2 * COLUMNS + 5), np.float32(before or 0.0))
+    product(left, turned, right, result, before is not None)
     for i, j in [(0, 0), (HEIGHT, COLUMNS - 1), (2 * HEIGHT + 2, 2 * COLUMNS + 4)]:
-        row, total = (left[:, i] if turned else left[i]), np.float32(0.0)
+        row, total = (left[:, i] if turned else left[i]), Fraction(float(np.float32(before or 0.0)))
         for a, b in zip(row, right[:, j], strict=True):
-            total = np.float32(np.float64(a) * np.float64(b) + np.float64(total))  # exact but for the last rounding
-        assert result[i, j] == total
-    alone = np.empty((1, 1), np.float32)
+            total = Fraction(rounded(Fraction(float(a)) * Fraction(float(b)) + total))
+        assert float(result[i, j]) == total
+    alone = np.full((1, 1), np.float32(before or 0.0))
     last = (left[:, -1:] if turned else left[-1:]), right[:, -1:]
-    product(last[0], turned, last[1], alone, False)
+    product(last[0], turned, last[1], alone, before is not None)
     assert alone[0, 0] == result[-1, -1]
+
+
+def rounded(exact: Fraction) -> float:
+    """The nearest float32, rounded once; of two, the even one."""
+    near = np.float32(float(exact))
+    candidates = [np.nextafter(near, np.float32(-np.inf)), near, np.nextafter(near, np.float32(np.inf))]
+    return float(min(candidates, key=lambda x: (abs(Fraction(float(x)) - exact), int(x.view(np.int32)) & 1)))

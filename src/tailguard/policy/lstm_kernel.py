@@ -188,7 +188,7 @@ class LSTMLayer(torch.autograd.Function):
         n_units = w_hidden.shape[1]
         d_hidden = upstream[0].clone(memory_format=torch.contiguous_format)
         read = (first, gates, cells, squashed, d_hidden, torch.empty(2, *first.shape))
-        backward_kernel(w_hidden.detach().numpy(), ctx.kept, *(array.detach().numpy() for array in read))
+        backward_kernel(w_hidden.detach().contiguous().numpy(), ctx.kept, *(array.detach().numpy() for array in read))
         d_gates = gates.view(-1, 4 * n_units)
         d_input = (d_gates @ w_input).view(*cells.shape[:2], -1) if ctx.needs_input_grad[0] else None
         if not any(ctx.needs_input_grad[3:6]):  # an attack asks for the gradient of its input alone

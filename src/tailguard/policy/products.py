@@ -132,10 +132,9 @@ def product(left, left_turned, right, result, added):  # type: ignore[no-untyped
     if whole < width:
         rest = right[:, whole : whole + COLUMNS] if right.shape[1] >= whole + COLUMNS else padded(right[:, whole:width])
         spare = np.empty((len(result), COLUMNS), np.float32)
-        multiply(left, left_turned, rest, spare, False)
-        for i in range(len(result)):
-            for j in range(whole, width):
-                result[i, j] = result[i, j] + spare[i, j - whole] if added else spare[i, j - whole]
+        spare[:, : width - whole] = result[:, whole:]
+        multiply(left, left_turned, rest, spare, added)
+        result[:, whole:] = spare[:, : width - whole]
 
 
 @compiled

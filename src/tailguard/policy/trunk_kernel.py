@@ -96,7 +96,7 @@ def dense_of(linear: Sequence[nn.Linear], begins: Callable[[Tensor], int]) -> Ar
 
 
 def aligned_zeros(*extents: int) -> Array:
-    """Zeros that begin where torch's tensors do: the last bits of a matrix product depend on where its arrays lie."""
+    """Zeros that begin with a line of the cache, as torch's tensors do."""
     return torch.zeros(extents).numpy()
 
 
@@ -142,7 +142,7 @@ def memory_size(shape):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def packed_of(shape, gradient, k):  # type: ignore[no-untyped-def]
+def memory_of(shape, gradient, k):  # type: ignore[no-untyped-def]
     """(K, 4H) of a lane's gradient."""
     rows, width = columns(shape, k), 4 * shape.n_units
     first = width * columns_before(shape, k)
@@ -150,7 +150,7 @@ def packed_of(shape, gradient, k):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def laid_out_of(shape, packed, k):  # type: ignore[no-untyped-def]
+def packed_of(shape, packed, k):  # type: ignore[no-untyped-def]
     """(K, 4H) of the memory's packed weights, whose rows lie a little apart: the cache has few places for rows that are
     a power of two from each other."""
     rows, width = columns(shape, k), 4 * shape.n_units + APART
@@ -252,7 +252,7 @@ def pack(shape, flat, packed):  # type: ignore[no-untyped-def]
     """Lay weights out for the way there, turned: [hidden | input | bias] of the memory, then the linear layers."""
     n_units = shape.n_units
     for k in range(shape.n_layers):
-        rows, (hidden, entry, bias) = laid_out_of(shape, packed, k), recurrent_of(shape, flat, k)
+        rows, (hidden, entry, bias) = packed_of(shape, packed, k), recurrent_of(shape, flat, k)
         turn(hidden, False, rows[:n_units])
         turn(entry, False, rows[n_units:-1])
         rows[-1] = bias
@@ -264,12 +264,12 @@ def pack(shape, flat, packed):  # type: ignore[no-untyped-def]
 def add_lanes(shape, first, second, added, result):  # type: ignore[no-untyped-def]
     """The sum of two lanes' gradients, each in its place; with `added`, beside what is there. `first` is used up.
 
-    first, second: (P,) the memory's as `pack` lays weights out, the others as they are
+    first, second: (P,) the memory's turned, [hidden | input | bias] per layer, the others as they are
     """
     n_units, after = shape.n_units, memory_size(shape)
     add_to(first, second)
     for k in range(shape.n_layers):
-        rows, (hidden, entry, bias) = packed_of(shape, first, k), recurrent_of(shape, result, k)
+        rows, (hidden, entry, bias) = memory_of(shape, first, k), recurrent_of(shape, result, k)
         turn(rows[:n_units], added, hidden)
         turn(rows[n_units:-1], added, entry)
         hand_over(rows[-1], added, bias)
@@ -331,7 +331,7 @@ def trunk_forward(shape, flat, packed, room, seen, low, high):  # type: ignore[n
         if k > 0:
             joined[:, :, n_units : 2 * n_units] = room.hidden[k - 1]
         forward_kernel(
-            laid_out_of(shape, packed, k),
+            packed_of(shape, packed, k),
             room.kept,
             room.first[k],
             joined,
@@ -391,7 +391,7 @@ def dense_forward(shape, flat, packed, x, outs):  # type: ignore[no-untyped-def]
 def trunk_backward(shape, flat, room, gradient, added):  # type: ignore[no-untyped-def]
     """Add to `gradient` what the last of `room.d_outs` says; the memory's part only if `added`, otherwise it is filled.
 
-    gradient: (P,) the memory's part comes first, as `pack` lays weights out
+    gradient: (P,) the memory's part comes first, turned, [hidden | input | bias] per layer
     """
     n_steps, size, n_units = room.d_hidden.shape
     rows, top = n_steps * size, shape.n_layers - 1
@@ -410,7 +410,7 @@ def trunk_backward(shape, flat, room, gradient, added):  # type: ignore[no-untyp
             room.d_past,
         )
         d_gates = gates.reshape(rows, 4 * n_units)
-        d_weight = packed_of(shape, gradient, k)
+        d_weight = memory_of(shape, gradient, k)
         product(joined.reshape(rows, joined.shape[2]), True, d_gates, d_weight, added)
         if k > 0:
             product(d_gates, False, entry, d_hidden, False)
