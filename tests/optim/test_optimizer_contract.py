@@ -393,3 +393,19 @@ def test_a_parameter_that_moved_in_memory_is_found():
     optimizer.state[param]["first_moment"] = torch.full((8,), -1.0)
     optimizer.step()
     assert (param.detach() > 5.0).all()
+
+
+def test_a_parameter_cut_short_in_place_is_noticed():
+    """It begins where the whole did, and what lies behind it is no longer its own."""
+    param = nn.Parameter(torch.ones(8))
+    optimizer = AdaptiveUPGD([param], sigma=0.0, lr=0.1)
+    param.grad = torch.ones(8)
+    optimizer.step()
+    whole = param.data
+    param.grad, param.data = None, whole[:4]
+    for name in optimizer.buffers:
+        optimizer.state[param][name] = optimizer.state[param][name][:4]
+    param.grad, behind = torch.ones(4), whole[4:].clone()
+    optimizer.step()
+    assert torch.equal(whole[4:], behind)
+    assert (whole[:4] < behind).all()

@@ -53,7 +53,7 @@ class Views:
     """A parameter and its buffers as arrays, kept while they lie where they lay: asking torch for an array takes longer
     than looking, and an array keeps its memory, so nothing else can lie there."""
 
-    addresses: list[int]
+    addresses: list[int]  # of all, after the number of elements: a part of the same memory begins where the whole does
     arrays: list[Array]
 
 
@@ -269,6 +269,8 @@ class GatedOptimizer(Optimizer):
                 state = self._state_of(param)
                 state["step"] += 1
                 fused = self.fused and is_fusable(param)
+                if not fused:
+                    self._views.pop(param, None)
                 key = (index, state["step"], fused, param.device, param.dtype)
                 if key not in batches:
                     batches[key] = Batch(group, state["step"], fused, [], [], [], [], [])
@@ -284,7 +286,7 @@ class GatedOptimizer(Optimizer):
     def _arrays_of(self, param: Tensor, gradient: Tensor, state: dict[str, Any]) -> list[Array]:
         """Parameter, gradient and buffers."""
         tensors = [param, *(state[name] for name in self.buffers)]
-        addresses = [tensor.data_ptr() for tensor in tensors]
+        addresses = [param.numel(), *(tensor.data_ptr() for tensor in tensors)]
         views = self._views.get(param)
         if views is None or views.addresses != addresses:
             views = self._views[param] = Views(addresses, [flat(tensor) for tensor in tensors])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from tailguard.optim.flat import ParameterVector
@@ -19,8 +20,9 @@ class Stretch:
         self.vector, self.parameters = vector, parameters
         self.start, self.stop = spans[0].start, spans[-1].stop
         self.gradients = tuple(aligned_zeros(self.stop - self.start) for _ in range(n_lanes))
-        self.weights: Array = vector.flat.detach().numpy()[self.start : self.stop]  # (P,) as they are at any time
-        self.result: Array = vector.gathered.numpy()[self.start : self.stop]  # where their gradient goes
+        flat, gathered = (vector.flat.detach(), vector.gathered) if parameters else (torch.zeros(0), torch.zeros(0))
+        self.weights: Array = flat.numpy()[self.start : self.stop]  # (P,) as they are at any time
+        self.result: Array = gathered.numpy()[self.start : self.stop]  # where their gradient goes
 
     def begins(self, parameter: Tensor) -> int:
         """Where a parameter lies in the stretch."""

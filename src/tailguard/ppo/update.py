@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from math import hypot, isfinite
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tailguard.adversary import Adversary
 from tailguard.errors import ConfigError, TrainingDivergedError
@@ -138,8 +139,7 @@ class Learner:
     def apply_gradients(self, now: Knobs, loss: float) -> Mapping[Metric, float]:
         """Observe, damp, clip, step, commit. A gradient that is not finite changes nothing."""
         gradient = self.vector.gather_gradients()
-        squared_norms(gradient.numpy(force=True), self.cuts[:-1], self.cuts[1:], self.squares)
-        norms = np.sqrt(self.squares).tolist()
+        norms = self.norms_of(gradient)
         norm = hypot(*norms)
         taken = isfinite(norm) and isfinite(loss)
         self.skipped.note(taken, "gradient" if isfinite(loss) else "loss")
@@ -155,6 +155,14 @@ class Learner:
         scaled_step(self.optimizer, factor)  # then it is taken,
         self.gradient_scaler.step()  # and only now the statistics move
         return stats
+
+    def norms_of(self, gradient: Tensor) -> list[float]:
+        """Of actor, critics and the rest."""
+        if not gradient.is_cpu:
+            return [float(gradient[a:b].norm()) for a, b in pairwise(self.cuts)]
+        squared_norms(gradient.numpy(), self.cuts[:-1], self.cuts[1:], self.squares)
+        norms: list[float] = np.sqrt(self.squares).tolist()
+        return norms
 
     def figures(self) -> dict[str, float]:
         """What scaler and optimizer have to say, once per update."""
