@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tailguard.loops import borrowed, compiled
 from tailguard.policy.action_heads import ActionHead
+from tailguard.policy.packing import packed_weights
 from tailguard.policy.products import Array
 from tailguard.policy.recurrent import LSTM, State
 from tailguard.policy.trunk_kernel import (
@@ -18,7 +19,6 @@ from tailguard.policy.trunk_kernel import (
     Seen,
     Shape,
     last_out,
-    packed_weights,
     room_for,
     trunk_forward,
     weights_of,

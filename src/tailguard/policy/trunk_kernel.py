@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tailguard.loops import BLOCK, arrays_apart, compiled, turn_block, wide_vectors
+from tailguard.loops import compiled, wide_vectors
 from tailguard.policy.lstm_kernel import ONE, ZERO, backward_kernel, forward_kernel, tanh
 from tailguard.policy.products import COLUMNS, Array, product
 from tailguard.policy.recurrent import LSTM
@@ -238,81 +238,6 @@ def turned_of(shape, packed, k):  # type: ignore[no-untyped-def]
 
 def room_for_packed(shape: Shape) -> Array:
     return aligned_zeros(turned_before(shape, len(shape.dense)))
-
-
-def packed_weights(shape: Shape, flat: Array) -> Array:
-    """A trunk's weights for the way there."""
-    packed = room_for_packed(shape)
-    pack(shape, flat, packed)
-    return packed
-
-
-@compiled
-def pack(shape, flat, packed):  # type: ignore[no-untyped-def]
-    """Lay weights out for the way there, turned: [hidden | input | bias] of the memory, then the linear layers."""
-    n_units = shape.n_units
-    for k in range(shape.n_layers):
-        rows, (hidden, entry, bias) = packed_of(shape, packed, k), recurrent_of(shape, flat, k)
-        turn(hidden, False, rows[:n_units])
-        turn(entry, False, rows[n_units:-1])
-        rows[-1] = bias
-    for k in range(len(shape.dense)):
-        turn(weight_of(shape, flat, k), False, turned_of(shape, packed, k)[:, : shape.dense[k, 2]])
-
-
-@compiled
-def add_lanes(shape, first, second, added, result):  # type: ignore[no-untyped-def]
-    """The sum of two lanes' gradients, each in its place; with `added`, beside what is there. `first` is used up.
-
-    first, second: (P,) the memory's turned, [hidden | input | bias] per layer, the others as they are
-    """
-    n_units, after = shape.n_units, memory_size(shape)
-    add_to(first, second)
-    for k in range(shape.n_layers):
-        rows, (hidden, entry, bias) = memory_of(shape, first, k), recurrent_of(shape, result, k)
-        turn(rows[:n_units], added, hidden)
-        turn(rows[n_units:-1], added, entry)
-        hand_over(rows[-1], added, bias)
-    hand_over(first[after:], added, result[after:])
-
-
-@compiled
-def add_to(sum_, more):  # type: ignore[no-untyped-def]
-    wide_vectors()
-    arrays_apart()
-    for i in range(len(sum_)):
-        sum_[i] += more[i]
-
-
-@compiled
-def hand_over(row, added, result):  # type: ignore[no-untyped-def]
-    wide_vectors()
-    arrays_apart()
-    for i in range(len(row)):
-        result[i] = result[i] + row[i] if added else row[i]
-
-
-@compiled
-def turn(matrix, added, result):  # type: ignore[no-untyped-def]
-    """The transpose of a matrix, alone or beside what is there, block by block; each has rows of contiguous numbers."""
-    wide_vectors()
-    height, width = matrix.shape
-    down, across = matrix.strides[0], result.strides[0]
-    whole_height, whole_width = (0, 0) if added else (height // BLOCK * BLOCK, width // BLOCK * BLOCK)
-    for i in range(0, whole_height, BLOCK):
-        for j in range(0, whole_width, BLOCK):
-            here, there = matrix.ctypes.data + i * down + 4 * j, result.ctypes.data + j * across + 4 * i
-            turn_block(here, down, there, across)
-    turn_loosely(matrix[:whole_height, whole_width:], added, result[whole_width:, :whole_height])
-    turn_loosely(matrix[whole_height:], added, result[:, whole_height:])
-
-
-@compiled
-def turn_loosely(matrix, added, result):  # type: ignore[no-untyped-def]
-    height, width = matrix.shape
-    for j in range(width):
-        for i in range(height):
-            result[j, i] = result[j, i] + matrix[i, j] if added else matrix[i, j]
 
 
 # there

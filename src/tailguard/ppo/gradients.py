@@ -15,9 +15,9 @@ import numpy as np
 from tailguard.loops import add_one, borrowed, compiled, latest
 from tailguard.optim.flat import ParameterVector
 from tailguard.policy import RecurrentPolicy
+from tailguard.policy.packing import add_lanes, pack
 from tailguard.policy.products import Array
 from tailguard.policy.rooms import Rooms
-from tailguard.policy.trunk_kernel import add_lanes, pack
 from tailguard.ppo.lanes import (
     N_LANES,
     CompiledActor,

@@ -10,6 +10,7 @@ from torch import nn
 from tailguard.loops import compiled
 from tailguard.optim.flat import ParameterVector
 from tailguard.policy.lstm_kernel import ZERO
+from tailguard.policy.packing import pack
 from tailguard.policy.products import Array
 from tailguard.policy.risk_value import PERIOD_FEATURES, RiskValue
 from tailguard.policy.trunk_kernel import (
@@ -19,7 +20,6 @@ from tailguard.policy.trunk_kernel import (
     dense_forward,
     layers_of,
     out_of,
-    pack,
     room_for_packed,
 )
 from tailguard.ppo.stretch import Stretch

@@ -1,4 +1,4 @@
-"""Pieces of the trunk's loops against numpy."""
+"""Turning matrices, against numpy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from tailguard.policy.trunk_kernel import turn
+from tailguard.policy.packing import turn
 
 
 @pytest.mark.parametrize("added", [False, True])
