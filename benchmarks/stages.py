@@ -32,7 +32,7 @@ def forward_alone(desks, chosen):  # type: ignore[no-untyped-def]
     """What the lanes of all trunks do before their losses."""
     for j in range(len(desks)):
         for i in range(N_LANES):
-            shape, weights, packed, _, room, seen, start, end = lane_of(desks[j], i, chosen)
+            shape, weights, packed, _, _, room, seen, start, end = lane_of(desks[j], i, chosen)
             for low in range(start, end, room.kept.shape[1]):
                 trunk_forward(shape, weights, packed, room, seen, low, end)
 

@@ -12,7 +12,7 @@ from itertools import product
 from benchmarks.peers.apart import installable
 from benchmarks.peers.cases import ENVS, Case
 from benchmarks.peers.compare import Plan, compare
-from benchmarks.peers.learners import LEARNERS, OURS
+from benchmarks.peers.learners import LEARNERS, OWN
 from benchmarks.peers.report import report
 from benchmarks.results import parser_of, publish
 
@@ -35,8 +35,8 @@ def arguments() -> argparse.Namespace:
 
 
 def plan_of(args: argparse.Namespace) -> Plan:
-    peers = [who for who in args.learners if who != OURS]
-    threads = {OURS: (args.threads,)}
+    peers = [who for who in args.learners if who not in OWN]
+    threads = {who: (args.threads,) for who in OWN if who in args.learners}
     for who in peers:
         if installable(who):
             threads[who] = tuple(args.peer_threads or [args.threads])

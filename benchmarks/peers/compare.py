@@ -9,7 +9,6 @@ from statistics import median
 
 from benchmarks.peers.apart import measure_apart
 from benchmarks.peers.cases import Case
-from benchmarks.peers.learners import OURS
 from benchmarks.peers.measure import Request
 
 
@@ -49,8 +48,8 @@ class Measured:
         """Median of the thread setting that is fastest for this learner and case."""
         return max(self.middle(r, key) for r in self.found if (r.who, r.case) == (who, case))
 
-    def ratio(self, case: Case, peer: str, key: str) -> float:
-        return self.best(OURS, case, key) / self.best(peer, case, key)
+    def ratio(self, who: str, case: Case, peer: str, key: str) -> float:
+        return self.best(who, case, key) / self.best(peer, case, key)
 
     def rounds(self) -> tuple[int, int]:
         """Fewest and most measurements behind a figure."""

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from benchmarks.peers.cases import N_EPOCHS, Case, Work, make_env
-from benchmarks.peers.learners import LEARNERS, OURS
+from benchmarks.peers.learners import LEARNERS, OWN
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}  # the second counts every thread of the process
 STAGES = ("environment", "acting", "judging", "gradients", "optimizer")
@@ -88,14 +88,14 @@ def shares(clock: Clock) -> dict[str, float]:
 def measure(request: Request) -> dict[str, float]:
     """Steps per second, by both clocks, of whole rollout-and-update cycles that last at least `seconds`."""
     learner, case = LEARNERS[request.who], request.case
-    work = Work(N_EPOCHS, case.rollout) if request.who == OURS else case.peer_work()
+    work = Work(N_EPOCHS, case.rollout) if request.who in OWN else case.peer_work()
     if learner.warm_up:  # imports, kernels, allocator
         small = replace(case, n_envs=min(8, case.n_envs), n_steps=min(128, case.n_steps))
         learner.make(small, make_env(small), small.peer_work(), request.threads).learn(learner.warm_up * small.rollout)
     clock, model = Clock(), learner.make(case, make_env(case), work, request.threads)
     clock.wrap(model, "collect_rollouts", "rollout")
     clock.wrap(model, "train", "update")
-    if request.who == OURS and request.threads == 1:  # stages of two threads overlap
+    if request.who in OWN and request.threads == 1:  # stages of two threads overlap
         watch_ours(model, clock)
     cycles = run_cycles(model, clock, case, request.seconds)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
 from statistics import geometric_mean
 
 from benchmarks.peers.cases import BATCH_SIZE, LONG_ROLLOUT, N_EPOCHS, Case
 from benchmarks.peers.compare import Measured, Plan
-from benchmarks.peers.learners import LEARNERS, OURS
+from benchmarks.peers.learners import LEARNERS, OWN
 from benchmarks.peers.measure import STAGES
 from benchmarks.results import markdown_table
 
@@ -19,15 +20,18 @@ ENV_TITLES = {
 
 def report(plan: Plan, measured: Measured) -> str:
     """All tables of one environment and thread setting."""
-    peers = [who for who in plan.threads if who != OURS]
-    parts = [terms(plan, measured), ratios_table(measured, plan.cases, peers[0]), summary_table(measured, plan, peers)]
+    own, peers = ([who for who in plan.threads if (who in OWN) == ours] for ours in (True, False))
+    tables = [ratios_table(measured, plan.cases, who, peers[0]) for who in own]
+    parts = [terms(plan, measured), *tables, summary_table(measured, plan, own, peers)]
     if len(peers) > 1:
-        parts += ["Steps per second of wall time (per CPU second):", all_speeds(measured, plan.cases, [OURS, *peers])]
-    if plan.threads[OURS] == (1,):
-        parts += [
-            "Share of our CPU time (judging: the critics' pass over the finished rollout; gradients: there and back):",
-            stages_table(measured, plan.cases),
-        ]
+        parts += ["Steps per second of wall time (per CPU second):", all_speeds(measured, plan.cases, [*own, *peers])]
+    for who in own:
+        if plan.threads[who] == (1,):
+            parts += [
+                f"{LEARNERS[who].title}, share of CPU time (judging: the critics' pass over the finished rollout; "
+                "gradients: there and back):",
+                stages_table(measured, plan.cases, who),
+            ]
     return "\n\n".join(parts)
 
 
@@ -56,29 +60,29 @@ def cells(case: Case) -> list[str]:
     return [str(size) for size in case.sizes]
 
 
-def ratios_table(measured: Measured, cases: tuple[Case, ...], peer: str) -> str:
-    """Ours beside one peer, wall and CPU."""
-    title = LEARNERS[peer].title
+def ratios_table(measured: Measured, cases: tuple[Case, ...], own: str, peer: str) -> str:
+    """One of ours beside one peer, wall and CPU."""
+    ours, title = LEARNERS[own].title.lower(), LEARNERS[peer].title
     header = [*HEAD]
     for unit in ("s", "CPU s"):
-        header += [f"ours, steps/{unit}", f"{title}, steps/{unit}", "ratio" if unit == "s" else "CPU ratio"]
+        header += [f"{ours}, steps/{unit}", f"{title}, steps/{unit}", "ratio" if unit == "s" else "CPU ratio"]
     rows = []
     for case in cases:
         row = cells(case)
         for key in ("wall", "cpu"):
-            row += [f"{measured.best(who, case, key):,.0f}" for who in (OURS, peer)]
-            row.append(f"{measured.ratio(case, peer, key):.1f}")
+            row += [f"{measured.best(who, case, key):,.0f}" for who in (own, peer)]
+            row.append(f"{measured.ratio(own, case, peer, key):.1f}")
         rows.append(row)
     return markdown_table(header, rows)
 
 
-def summary_table(measured: Measured, plan: Plan, peers: list[str]) -> str:
+def summary_table(measured: Measured, plan: Plan, own: list[str], peers: list[str]) -> str:
     """Ours over each peer: geometric means and the lowest ratios."""
     rows = []
-    for peer in peers:
-        row = [f"ours / {LEARNERS[peer].title}"]
+    for who, peer in product(own, peers):
+        row = [f"{LEARNERS[who].title.lower()} / {LEARNERS[peer].title}"]
         for key in ("wall", "cpu"):
-            ratios = [measured.ratio(case, peer, key) for case in plan.cases]
+            ratios = [measured.ratio(who, case, peer, key) for case in plan.cases]
             row += [f"**{geometric_mean(ratios):.1f}**", f"{min(ratios):.1f}"]
         rows.append(row)
     return markdown_table(["", "wall, geometric mean", "lowest", "CPU, geometric mean", "lowest"], rows)
@@ -95,10 +99,10 @@ def all_speeds(measured: Measured, cases: tuple[Case, ...], learners: list[str])
     return markdown_table([*HEAD, *(LEARNERS[who].title for who in learners)], rows)
 
 
-def stages_table(measured: Measured, cases: tuple[Case, ...]) -> str:
+def stages_table(measured: Measured, cases: tuple[Case, ...], own: str) -> str:
     rows = []
     for case in cases:
-        parts = [measured.best(OURS, case, stage) for stage in STAGES]
+        parts = [measured.best(own, case, stage) for stage in STAGES]
         shares = [f"{share:.0%}" for share in (*parts, 1.0 - sum(parts))]
-        rows.append([*cells(case), *shares, f"{measured.best(OURS, case, 'rollout'):,.0f}"])
+        rows.append([*cells(case), *shares, f"{measured.best(own, case, 'rollout'):,.0f}"])
     return markdown_table([*HEAD, *STAGES, "rest", "rollout alone, steps/s"], rows)

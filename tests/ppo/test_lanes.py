@@ -12,9 +12,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from torch.testing import assert_close
 
 from tailguard import DistributionalPPO
+from tailguard.errors import ConfigError
 from tailguard.ppo import gradients, lanes
 from tailguard.rollout import collect
-from tests.agents import collected, tiny_agent
+from tests.agents import collected, logged, tiny_agent
 from tests.environments import Identity, cartpole, pendulum, vectorized
 from tests.ppo.test_update import flat_gradient
 
@@ -93,6 +94,39 @@ def test_any_number_of_threads_gives_the_same_bits(
 def assert_same_weights(first: DistributionalPPO, second: DistributionalPPO) -> None:
     for one, two in zip(first.policy.parameters(), second.policy.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
+@pytest.mark.parametrize("env", ["categorical", "gaussian"])
+def test_bfloat16_changes_gradients_by_its_rounding_and_no_figure(env: str, settings: dict[str, Any]) -> None:
+    """The way there is the same, bit for bit; the way back has eight binary digits, and points where it pointed."""
+    plain, rounded = (moved(env, {**settings, "gradient_precision": p}) for p in ("float32", "bfloat16"))
+    batches = plain.sequences(), rounded.sequences()
+    assert figures_of(plain, batches[0]) == figures_of(rounded, batches[1])
+    exact, found = (flat_gradient(agent, batch, None) for agent, batch in zip((plain, rounded), batches, strict=True))
+    assert not torch.equal(exact, found)
+    assert float((exact - found).norm() / exact.norm()) < 0.01
+
+
+def test_bfloat16_gives_the_same_bits_on_any_number_of_threads() -> None:
+    agents = [tiny_agent(update_threads=n, gradient_precision="bfloat16") for n in (1, 2)]
+    for agent in agents:
+        agent.learn(4 * 32 * 4)
+    assert_same_weights(*agents)
+
+
+def test_bfloat16_leaves_the_way_there_alone_so_the_first_log_ratio_is_zero() -> None:
+    agent = tiny_agent(gradient_precision="bfloat16")
+    agent.learn(4 * 32 * 2)
+    assert logged(agent)["train/first_log_ratio_max_abs"] <= 1e-5
+
+
+@pytest.mark.parametrize(
+    "settings", [{"policy_kwargs": {"memory": "gru"}}, {"critic": {"kind": "categorical"}}], ids=str
+)
+def test_bfloat16_is_refused_where_torch_makes_the_gradients(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="gradient_precision"):
+        tiny_agent(gradient_precision="bfloat16", **settings)
 
 
 class StopIn(BaseCallback):

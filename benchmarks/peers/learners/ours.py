@@ -8,7 +8,7 @@ from benchmarks.peers.cases import NET_ARCH, Case, Work
 from tailguard import DistributionalPPO
 
 
-def make(case: Case, env: Any, work: Work, threads: int) -> DistributionalPPO:
+def make(case: Case, env: Any, work: Work, threads: int, **settings: Any) -> DistributionalPPO:
     """Twin critics of 32 quantiles, AdaptiveUPGD, and gradient noise measured, as it always is."""
     return DistributionalPPO(
         "MlpLstmPolicy",
@@ -21,4 +21,5 @@ def make(case: Case, env: Any, work: Work, threads: int) -> DistributionalPPO:
         policy_kwargs={"lstm_hidden_size": case.hidden, "net_arch": NET_ARCH},
         update_threads=threads,
         seed=0,
+        **settings,
     )

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from tailguard.loops import arrays_apart, compiled, fused_multiply_add, wide_vectors
-from tailguard.policy.products import product
+from tailguard.policy.pairs import pull_back
+from tailguard.policy.products import COLUMNS, Array, lay_out_panels, n_panels_of, product_by_panels
 
 ZERO, ONE, TWO = np.float32(0.0), np.float32(1.0), np.float32(2.0)
 LARGEST = np.float32(87.0)  # exp of more overflows float32, and sigmoid is long since 0 or 1
@@ -57,28 +58,35 @@ def tanh(x):  # type: ignore[no-untyped-def]
 
 @compiled
 def remember(gates, kept, past, cells, squashed, hidden):  # type: ignore[no-untyped-def]
-    """One step from gate inputs (B, 4, H) to gates, cells, their tanh and hidden states (B, H), in place.
+    """One step from gate inputs (B, 4H or more) to gates, cells, their tanh and hidden states (B, H), in place.
 
     past: (B, H) the cells before, of which `kept` (B,) is 0 where an episode starts and 1 elsewhere
     """
     wide_vectors()
-    n_sequences, n_units = hidden.shape
+    n_sequences, n_units = len(hidden), np.uint64(hidden.shape[1])  # numba need not ask whether a place is negative
+    forgets, candidates, outputs = n_units, n_units + n_units, n_units + n_units + n_units
     for b in range(n_sequences):
         keep = kept[b]
+        for j in range(candidates):
+            gates[b, j] = sigmoid(gates[b, j])
         for j in range(n_units):
-            gates[b, 0, j] = sigmoid(gates[b, 0, j])
+            gates[b, candidates + j] = tanh(gates[b, candidates + j])
         for j in range(n_units):
-            gates[b, 1, j] = sigmoid(gates[b, 1, j])
+            gates[b, outputs + j] = sigmoid(gates[b, outputs + j])
         for j in range(n_units):
-            gates[b, 2, j] = tanh(gates[b, 2, j])
-        for j in range(n_units):
-            gates[b, 3, j] = sigmoid(gates[b, 3, j])
-        for j in range(n_units):
-            cells[b, j] = fused_multiply_add(gates[b, 1, j], keep * past[b, j], gates[b, 0, j] * gates[b, 2, j])
+            cells[b, j] = fused_multiply_add(
+                gates[b, forgets + j], keep * past[b, j], gates[b, j] * gates[b, candidates + j]
+            )
         for j in range(n_units):
             squashed[b, j] = tanh(cells[b, j])
         for j in range(n_units):
-            hidden[b, j] = gates[b, 3, j] * squashed[b, j]
+            hidden[b, j] = gates[b, outputs + j] * squashed[b, j]
+
+
+@compiled
+def four_of(row, n_units):  # type: ignore[no-untyped-def]
+    """The gates of one sequence, each (H,): input, forget, candidate, output."""
+    return row[:n_units], row[n_units : 2 * n_units], row[2 * n_units : 3 * n_units], row[3 * n_units : 4 * n_units]
 
 
 # whole sequences
@@ -88,11 +96,11 @@ def remember(gates, kept, past, cells, squashed, hidden):  # type: ignore[no-unt
 def forward_kernel(weight, kept, first, joined, gates, cells, squashed, hidden):  # type: ignore[no-untyped-def]
     """Fill gates, cells, their tanh and the hidden states; `joined` comes with the inputs and the first state.
 
-    weight: (K, 4H)
+    weight: (K, 4H) in panels
     """
-    n_steps, n_sequences, n_units = hidden.shape
+    n_steps, n_columns, n_gates = len(hidden), weight.shape[1], 4 * hidden.shape[2]
     for t in range(n_steps):
-        product(joined[t], False, weight, gates[t].reshape(n_sequences, 4 * n_units), False)
+        product_by_panels(joined[t, :, :n_columns], False, weight, gates[t, :, :n_gates], False)
         remember(gates[t], kept[t], cells[t - 1] if t > 0 else first, cells[t], squashed[t], hidden[t])
         if t + 1 < n_steps:
             hand_on(hidden[t], kept[t + 1], joined[t + 1])
@@ -113,7 +121,7 @@ def hand_on(hidden, kept, joined):  # type: ignore[no-untyped-def]
 def backward_kernel(weight, kept, first, gates, cells, squashed, d_hidden, d_past):  # type: ignore[no-untyped-def]
     """Turn gates into their gradients, from those of the hidden states; d_past (2, B, H) is room.
 
-    weight: (4H, H) of the hidden states
+    weight: (4H, H) of the hidden states, in panels
     """
     n_steps, n_sequences, n_units = d_hidden.shape
     d_cell, back = d_past[0], d_past[1]
@@ -121,11 +129,10 @@ def backward_kernel(weight, kept, first, gates, cells, squashed, d_hidden, d_pas
     for t in range(n_steps - 1, -1, -1):
         past, later = cells[t - 1] if t > 0 else first, min(t + 1, n_steps - 1)
         for b in range(n_sequences):
-            rows = (gates[t, b, 0], gates[t, b, 1], gates[t, b, 2], gates[t, b, 3])
-            keeps = (kept[t, b], kept[later, b])
-            forget_row(rows, keeps, past[b], squashed[t, b], d_hidden[t, b], back[b], d_cell[b])
+            four, keeps = four_of(gates[t, b], n_units), (kept[t, b], kept[later, b])
+            forget_row(four, keeps, past[b], squashed[t, b], d_hidden[t, b], back[b], d_cell[b])
         if t > 0:
-            product(gates[t].reshape(n_sequences, 4 * n_units), False, weight, back, False)
+            pull_back(gates[t, :, : 4 * n_units], weight, back)
 
 
 @compiled
@@ -166,11 +173,11 @@ class LSTMLayer(torch.autograd.Function):
         joined[0, :, :n_units] = hidden
         joined[:, :, n_units:-1] = x
         joined[:, :, -1] = 1.0
-        gates = torch.empty(n_steps, n_sequences, 4, n_units)
+        gates = torch.empty(n_steps, n_sequences, 4 * n_units)
         out, cells, squashed = (torch.empty(n_steps, n_sequences, n_units) for _ in range(3))
         first = cell.contiguous()
         filled = (joined, gates, cells, squashed, out)
-        forward_kernel(weight.numpy(), kept, first.numpy(), *(array.numpy() for array in filled))
+        forward_kernel(in_panels(weight), kept, first.numpy(), *(array.numpy() for array in filled))
         ctx.save_for_backward(w_input, w_hidden, joined, gates, first, cells, squashed)
         ctx.kept, ctx.walked = kept, False
         ctx.mark_non_differentiable(cells)
@@ -188,10 +195,18 @@ class LSTMLayer(torch.autograd.Function):
         n_units = w_hidden.shape[1]
         d_hidden = upstream[0].clone(memory_format=torch.contiguous_format)
         read = (first, gates, cells, squashed, d_hidden, torch.empty(2, *first.shape))
-        backward_kernel(w_hidden.detach().contiguous().numpy(), ctx.kept, *(array.detach().numpy() for array in read))
+        backward_kernel(in_panels(w_hidden), ctx.kept, *(array.detach().numpy() for array in read))
         d_gates = gates.view(-1, 4 * n_units)
         d_input = (d_gates @ w_input).view(*cells.shape[:2], -1) if ctx.needs_input_grad[0] else None
         if not any(ctx.needs_input_grad[3:6]):  # an attack asks for the gradient of its input alone
             return d_input, None, None, None, None, None, None
         d_weight = joined.flatten(0, 1).t() @ d_gates  # (K, 4H)
         return d_input, None, None, d_weight[n_units:-1].t(), d_weight[:n_units].t(), d_weight[-1], None
+
+
+def in_panels(weight: Tensor) -> Array:
+    """(K, N) as the loops read it."""
+    height, width = weight.shape
+    panels: Array = np.zeros((n_panels_of(width), height, COLUMNS), np.float32)
+    lay_out_panels(weight.detach().contiguous().numpy(), panels)
+    return panels

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from tailguard.loops import BLOCK, arrays_apart, compiled, turn_block, wide_vectors
-from tailguard.policy.products import Array
+from tailguard.policy.pairs import paired_panels
+from tailguard.policy.products import COLUMNS, Array, holds_pairs, lay_out_panels
 from tailguard.policy.trunk_kernel import (
     Shape,
+    back_of,
+    matrix_of,
     memory_of,
     memory_size,
+    n_matrices,
     packed_of,
     recurrent_of,
     room_for_packed,
@@ -28,12 +32,28 @@ def pack(shape, flat, packed):  # type: ignore[no-untyped-def]
     """Lay weights out for the way there, turned: [hidden | input | bias] of the memory, then the linear layers."""
     n_units = shape.n_units
     for k in range(shape.n_layers):
-        rows, (hidden, entry, bias) = packed_of(shape, packed, k), recurrent_of(shape, flat, k)
-        turn(hidden, False, rows[:n_units])
-        turn(entry, False, rows[n_units:-1])
-        rows[-1] = bias
+        panels, (hidden, entry, bias) = packed_of(shape, packed, k), recurrent_of(shape, flat, k)
+        for p in range(len(panels)):
+            rows = slice(COLUMNS * p, min(COLUMNS * (p + 1), len(hidden)))
+            panel = panels[p, :, : rows.stop - rows.start]
+            turn(hidden[rows], False, panel[:n_units])
+            turn(entry[rows], False, panel[n_units:-1])
+            panel[-1] = bias[rows]
     for k in range(len(shape.dense)):
-        turn(weight_of(shape, flat, k), False, turned_of(shape, packed, k)[:, : shape.dense[k, 2]])
+        panels, weight = turned_of(shape, packed, k), weight_of(shape, flat, k)
+        for p in range(len(panels)):
+            rows = slice(COLUMNS * p, min(COLUMNS * (p + 1), len(weight)))
+            turn(weight[rows], False, panels[p, :, : rows.stop - rows.start])
+
+
+@compiled
+def pack_back(shape, flat, back):  # type: ignore[no-untyped-def]
+    """Lay weights out for the way back, rounded to pairs of bfloat16 where `back` holds such."""
+    for i in range(n_matrices(shape)):
+        if holds_pairs(back):
+            paired_panels(matrix_of(shape, flat, i), back_of(shape, back, i))
+        else:
+            lay_out_panels(matrix_of(shape, flat, i), back_of(shape, back, i))
 
 
 @compiled

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from tailguard.loops import compiled, wide_vectors
 from tailguard.policy.lstm_kernel import ONE, ZERO, backward_kernel, forward_kernel, tanh
-from tailguard.policy.products import COLUMNS, Array, product
+from tailguard.policy.pairs import pull_back, weigh
+from tailguard.policy.products import COLUMNS, Array, holds_pairs, n_panels_of, product_by_panels
 from tailguard.policy.recurrent import LSTM
 
 ACTIVATIONS = ("tanh", "relu")
@@ -41,8 +42,8 @@ class Room(NamedTuple):
 
     kept: Array  # (L, b) 0 where an episode starts, 1 elsewhere
     first: Array  # (layers, b, H) cells before the first step
-    joined: Array  # (L, b, K) per layer
-    gates: Array  # (layers, L, b, 4, H)
+    joined: Array  # (L, b, K or more) per layer
+    gates: Array  # (layers, L, b, 4H and some apart)
     cells: Array  # (layers, L, b, H)
     squashed: Array  # (layers, L, b, H) tanh of the cells
     hidden: Array  # (layers, L, b, H)
@@ -103,14 +104,14 @@ def aligned_zeros(*extents: int) -> Array:
 def room_for(shape: Shape, n_steps: int, n_sequences: int) -> Room:
     """Room for that many sequences at a time."""
     layers, units = shape.n_layers, shape.n_units
-    n_columns = columns_before(shape, layers)
+    n_columns = joined_before(shape, layers)
     n_outputs = int(shape.dense[:, 2].sum())
 
     return Room(
         kept=aligned_zeros(n_steps, n_sequences),
         first=aligned_zeros(layers, n_sequences, units),
         joined=aligned_zeros(n_steps * n_sequences * n_columns),
-        gates=aligned_zeros(layers, n_steps, n_sequences, 4, units),
+        gates=aligned_zeros(layers, n_steps, n_sequences, 4 * units + APART),
         cells=aligned_zeros(layers, n_steps, n_sequences, units),
         squashed=aligned_zeros(layers, n_steps, n_sequences, units),
         hidden=aligned_zeros(layers, n_steps, n_sequences, units),
@@ -150,20 +151,36 @@ def memory_of(shape, gradient, k):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def panels_at(packed, first, height, width):  # type: ignore[no-untyped-def]
+    """(panels, height, COLUMNS) of the packed weights, of a matrix of such a width."""
+    n_panels = n_panels_of(width)
+    return packed[first : first + n_panels * height * COLUMNS].reshape(n_panels, height, COLUMNS)
+
+
+@compiled
+def packed_before(shape, k):  # type: ignore[no-untyped-def]
+    """Where the weights of the k-th layer of memory begin among the packed ones."""
+    return COLUMNS * n_panels_of(4 * shape.n_units) * columns_before(shape, k)
+
+
+@compiled
 def packed_of(shape, packed, k):  # type: ignore[no-untyped-def]
-    """(K, 4H) of the memory's packed weights, whose rows lie a little apart: the cache has few places for rows that are
-    a power of two from each other."""
-    rows, width = columns(shape, k), 4 * shape.n_units + APART
-    first = width * columns_before(shape, k)
-    return packed[first : first + rows * width].reshape(rows, width)[:, : 4 * shape.n_units]
+    """(K, 4H) of the memory's packed weights, in panels."""
+    return panels_at(packed, packed_before(shape, k), columns(shape, k), 4 * shape.n_units)
+
+
+@compiled
+def joined_before(shape, k):  # type: ignore[no-untyped-def]
+    """Columns of the layers before, each with so many to spare that every row begins with a line of the cache."""
+    return sum([n_panels_of(columns(shape, i)) * COLUMNS for i in range(k)])
 
 
 @compiled
 def joined_of(shape, room, k):  # type: ignore[no-untyped-def]
-    """(L, b, K)"""
+    """(L, b, K or more)"""
     n_steps, size = room.kept.shape
-    width = columns(shape, k)
-    first = n_steps * size * columns_before(shape, k)
+    width = n_panels_of(columns(shape, k)) * COLUMNS
+    first = n_steps * size * joined_before(shape, k)
     return room.joined[first : first + n_steps * size * width].reshape(n_steps, size, width)
 
 
@@ -215,29 +232,68 @@ def recurrent_of(shape, flat, k):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def whole_columns(width):  # type: ignore[no-untyped-def]
-    """As many as tiles that cover a width have."""
-    return -(-width // COLUMNS) * COLUMNS
-
-
-@compiled
 def turned_before(shape, k):  # type: ignore[no-untyped-def]
     """Where the k-th linear layer begins among the packed weights."""
-    place = (4 * shape.n_units + APART) * columns_before(shape, shape.n_layers)
+    place = packed_before(shape, shape.n_layers)
     for i in range(k):
-        place += whole_columns(shape.dense[i, 2]) * shape.dense[i, 3]
+        place += COLUMNS * n_panels_of(shape.dense[i, 2]) * shape.dense[i, 3]
     return place
 
 
 @compiled
 def turned_of(shape, packed, k):  # type: ignore[no-untyped-def]
-    """(inputs, outputs) of the k-th linear layer, with columns of zeros up to whole tiles."""
-    height, width, first = shape.dense[k, 3], whole_columns(shape.dense[k, 2]), turned_before(shape, k)
-    return packed[first : first + height * width].reshape(height, width)
+    """(inputs, outputs) of the k-th linear layer, in panels."""
+    return panels_at(packed, turned_before(shape, k), shape.dense[k, 3], shape.dense[k, 2])
 
 
 def room_for_packed(shape: Shape) -> Array:
     return aligned_zeros(turned_before(shape, len(shape.dense)))
+
+
+@compiled
+def n_matrices(shape):  # type: ignore[no-untyped-def]
+    """That the way back goes through: hidden and input weights of the memory, then the linear layers."""
+    return 2 * shape.n_layers + len(shape.dense)
+
+
+@compiled
+def matrix_of(shape, flat, i):  # type: ignore[no-untyped-def]
+    """The i-th of them, (outputs, inputs)."""
+    if i < shape.n_layers:
+        return recurrent_of(shape, flat, i)[0]
+    if i < 2 * shape.n_layers:
+        return recurrent_of(shape, flat, i - shape.n_layers)[1]
+    return weight_of(shape, flat, i - 2 * shape.n_layers)
+
+
+@compiled
+def matrix_extents(shape, i):  # type: ignore[no-untyped-def]
+    if i < shape.n_layers:
+        return 4 * shape.n_units, shape.n_units
+    if i < 2 * shape.n_layers:
+        return 4 * shape.n_units, columns(shape, i - shape.n_layers) - shape.n_units - 1
+    return shape.dense[i - 2 * shape.n_layers, 2], shape.dense[i - 2 * shape.n_layers, 3]
+
+
+@compiled
+def back_of(shape, back, i):  # type: ignore[no-untyped-def]
+    """The i-th of them as it was laid out for the way back, in panels; where `back` holds pairs, of rows."""
+    first = 0
+    for k in range(i + 1):
+        height, width = matrix_extents(shape, k)
+        height = -(-height // 2) if holds_pairs(back) else height
+        size = n_panels_of(width) * height * COLUMNS
+        first += size if k < i else 0
+    return back[first : first + size].reshape(n_panels_of(width), height, COLUMNS)
+
+
+def room_for_back(shape: Shape, in_pairs: bool) -> Array:
+    """For all of them, float32 or pairs of bfloat16."""
+    extents = [matrix_extents(shape, i) for i in range(n_matrices(shape))]
+    heights = [-(-height // 2) if in_pairs else height for height, _ in extents]
+    size = sum(COLUMNS * n_panels_of(width) * height for height, (_, width) in zip(heights, extents, strict=True))
+    room = aligned_zeros(size)
+    return room.view(np.uint32) if in_pairs else room
 
 
 # there
@@ -250,9 +306,10 @@ def trunk_forward(shape, flat, packed, room, seen, low, high):  # type: ignore[n
     n_steps, size, n_units = room.d_hidden.shape
     for k in range(shape.n_layers):
         joined, hidden = joined_of(shape, room, k), room.hidden[k]
+        last = columns(shape, k) - 1
         for t in range(n_steps):
             for i in range(size):
-                joined[t, i, -1] = ONE
+                joined[t, i, last] = ONE
         if k > 0:
             joined[:, :, n_units : 2 * n_units] = room.hidden[k - 1]
         forward_kernel(
@@ -296,7 +353,7 @@ def dense_forward(shape, flat, packed, x, outs):  # type: ignore[no-untyped-def]
     for k in range(last + 1):
         out, bias = out_of(shape, outs, rows, k), bias_of(shape, flat, k)
         entry = out_of(shape, outs, rows, k - 1) if k > 0 else x
-        product(entry, False, turned_of(shape, packed, k), out, False)
+        product_by_panels(entry, False, turned_of(shape, packed, k), out, False)
         width = out.shape[1]
         for m in range(rows):
             for j in range(width):
@@ -313,19 +370,20 @@ def dense_forward(shape, flat, packed, x, outs):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def trunk_backward(shape, flat, room, gradient, added):  # type: ignore[no-untyped-def]
+def trunk_backward(shape, back, room, gradient, added):  # type: ignore[no-untyped-def]
     """Add to `gradient` what the last of `room.d_outs` says; the memory's part only if `added`, otherwise it is filled.
 
+    back: weights as `back_of` finds them; where they are pairs, all products are
     gradient: (P,) the memory's part comes first, turned, [hidden | input | bias] per layer
     """
     n_steps, size, n_units = room.d_hidden.shape
     rows, top = n_steps * size, shape.n_layers - 1
     d_hidden = room.d_hidden.reshape(rows, n_units)
-    dense_backward(shape, flat, room.hidden[top].reshape(rows, n_units), room, d_hidden, gradient)
+    dense_backward(shape, back, room.hidden[top].reshape(rows, n_units), room, d_hidden, gradient)
     for k in range(top, -1, -1):
-        (hidden, entry, _), gates, joined = recurrent_of(shape, flat, k), room.gates[k], joined_of(shape, room, k)
+        gates, joined = room.gates[k], joined_of(shape, room, k)
         backward_kernel(
-            hidden,
+            back_of(shape, back, k),
             room.kept,
             room.first[k],
             gates,
@@ -334,15 +392,15 @@ def trunk_backward(shape, flat, room, gradient, added):  # type: ignore[no-untyp
             room.d_hidden,
             room.d_past,
         )
-        d_gates = gates.reshape(rows, 4 * n_units)
+        d_gates, x = gates.reshape(rows, gates.shape[2])[:, : 4 * n_units], joined.reshape(rows, joined.shape[2])
         d_weight = memory_of(shape, gradient, k)
-        product(joined.reshape(rows, joined.shape[2]), True, d_gates, d_weight, added)
+        weigh(x[:, : len(d_weight)], d_gates, d_weight, added, back)
         if k > 0:
-            product(d_gates, False, entry, d_hidden, False)
+            pull_back(d_gates, back_of(shape, back, shape.n_layers + k), d_hidden)
 
 
 @compiled
-def dense_backward(shape, flat, x, room, d_x, gradient):  # type: ignore[no-untyped-def]
+def dense_backward(shape, back, x, room, d_x, gradient):  # type: ignore[no-untyped-def]
     """Add to the gradient of weights and biases, fill that of the input unless it is empty."""
     wide_vectors()
     rows, last = len(x), len(shape.dense) - 1
@@ -360,6 +418,6 @@ def dense_backward(shape, flat, x, room, d_x, gradient):  # type: ignore[no-unty
                 d_bias[j] += d_out[m, j]
         entry = out_of(shape, room.outs, rows, k - 1) if k > 0 else x
         d_entry = out_of(shape, room.d_outs, rows, k - 1) if k > 0 else d_x
-        product(d_out, True, entry, weight_of(shape, gradient, k), True)
+        weigh(d_out, entry, weight_of(shape, gradient, k), True, back)
         if d_entry.size:
-            product(d_out, False, weight_of(shape, flat, k), d_entry, False)
+            pull_back(d_out, back_of(shape, back, 2 * shape.n_layers + k), d_entry)

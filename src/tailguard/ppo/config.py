@@ -67,6 +67,9 @@ class PPOConfig(Config):
     """Further options of that optimizer, by its own names."""
     vgs: VGSConfig | None = None
     """Variance gradient scaling; None measures gradient noise and scales nothing."""
+    gradient_precision: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the factors in the products of the way back; sums, losses and the way there are float32 always.
+    bfloat16 is faster on processors that multiply it (docs/speed.md)."""
     ev_reserve: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
     """Share of sequences that never enter a gradient and on which explained variance is measured."""
     max_skipped_steps: PositiveInt = 10

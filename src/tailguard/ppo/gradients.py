@@ -15,7 +15,7 @@ import numpy as np
 from tailguard.loops import add_one, borrowed, compiled, latest
 from tailguard.optim.flat import ParameterVector
 from tailguard.policy import RecurrentPolicy
-from tailguard.policy.packing import add_lanes, pack
+from tailguard.policy.packing import add_lanes, pack, pack_back
 from tailguard.policy.products import Array
 from tailguard.policy.rooms import Rooms
 from tailguard.ppo.lanes import (
@@ -83,12 +83,12 @@ class Batch(NamedTuple):
 class CompiledGradients:
     """Of those trunks that the loops know."""
 
-    def __init__(self, policy: RecurrentPolicy, vector: ParameterVector, with_actor: bool) -> None:
-        """Without the actor where its gradient has to go through torch."""
-        actor = CompiledActor.of(policy, vector) if with_actor else None
-        critics = [CompiledCritic.of(policy, vector, c) for c in range(len(policy.critics))]
+    def __init__(self, policy: RecurrentPolicy, vector: ParameterVector, with_actor: bool, in_pairs: bool) -> None:
+        """Without the actor where its gradient has to go through torch. `in_pairs`: of bfloat16, on the way back."""
+        actor = CompiledActor.of(policy, vector, in_pairs) if with_actor else None
+        critics = [CompiledCritic.of(policy, vector, c, in_pairs) for c in range(len(policy.critics))]
         self.actor, self.critics = actor, {1 + c: critic for c, critic in enumerate(critics) if critic is not None}
-        self.nobody = CompiledRiskValue(None, vector, N_LANES)
+        self.nobody = CompiledRiskValue(None, vector, N_LANES, in_pairs)
         self.rooms: list[Rooms] = []  # of each worker
 
     def forget(self) -> None:
@@ -200,6 +200,7 @@ def lay_out(board, j, desk):  # type: ignore[no-untyped-def]
     """Lay a trunk's weights out, or wait for the one who does."""
     if add_one(board.claimed.ctypes.data + 8 * j) == 0:
         pack(desk.shape, desk.weights, desk.packed)
+        pack_back(desk.shape, desk.weights, desk.back)
         add_one(board.laid_out.ctypes.data + 8 * j)
     while latest(board.laid_out.ctypes.data + 8 * j) == 0:
         pass

@@ -35,6 +35,7 @@ from tailguard.policy.trunk_kernel import (
     features_of,
     last_out,
     memory_size,
+    room_for_back,
     room_for_packed,
     shape_of,
     trunk_backward,
@@ -55,6 +56,7 @@ class Desk(NamedTuple):
     shape: Shape
     weights: Array  # (P,) of the trunk and its head
     packed: Array  # for the way there
+    back: Array  # for the way back
     gradients: tuple[Array, ...]  # (P,) per lane
     result: Array  # (P,) where their sum goes
     room: Room
@@ -67,6 +69,7 @@ class Lane(NamedTuple):
     shape: Shape
     weights: Array  # (P,) of the trunk and its head
     packed: Array  # for the way there
+    back: Array  # for the way back
     gradient: Array  # (P,)
     room: Room
     seen: Seen
@@ -96,7 +99,9 @@ class Lesson(NamedTuple):
 class CompiledTrunk:
     """A trunk with its head, ready for the loops."""
 
-    def __init__(self, vector: ParameterVector, memory: LSTM, trunk: Trunk, head: nn.Module, last: nn.Linear) -> None:
+    def __init__(
+        self, vector: ParameterVector, memory: LSTM, trunk: Trunk, head: nn.Module, last: nn.Linear, in_pairs: bool
+    ) -> None:
         inside = {id(parameter) for module in (trunk, head) for parameter in module.parameters()}
         own = [parameter for parameter in vector.parameters if id(parameter) in inside]
         self.stretch = Stretch(vector, own, N_LANES)
@@ -105,21 +110,23 @@ class CompiledTrunk:
         if size > self.shape.dense[:, :2].min() or size < self.shape.recurrent.max():
             raise StateError("The loops need a trunk's memory to come first among its parameters.")
         self.packed = room_for_packed(self.shape)
+        self.back = room_for_back(self.shape, in_pairs)
 
     def desk(self, rooms: Rooms, seen: Seen, size: int) -> Desk:
         """With room for so many sequences at a time."""
         stretch, room = self.stretch, rooms.of(self.shape, len(seen.starts), size)
-        return Desk(self.shape, stretch.weights, self.packed, stretch.gradients, stretch.result, room, seen)
+        weights = stretch.weights, self.packed, self.back
+        return Desk(self.shape, *weights, stretch.gradients, stretch.result, room, seen)
 
 
 @compiled
 def lane_of(desk, i, chosen):  # type: ignore[no-untyped-def]
     """The i-th lane of a batch of chosen sequences."""
-    shape, weights, packed, gradients, _, room, (x, starts, hidden, cell, _) = desk
+    shape, weights, packed, back, gradients, _, room, (x, starts, hidden, cell, _) = desk
     share = -(-len(chosen) // N_LANES)
     low, high = min(i * share, len(chosen)), min((i + 1) * share, len(chosen))
     seen = Seen(x, starts, hidden, cell, chosen)
-    return Lane(shape, weights, packed, gradients[i], room, seen, low, high)
+    return Lane(shape, weights, packed, back, gradients[i], room, seen, low, high)
 
 
 def seen_of(batch: SequenceBatch, observations: Tensor, state: State) -> Seen:
@@ -147,7 +154,7 @@ class CompiledActor:
             self.log_std = (first, first + head.action_dim)
 
     @classmethod
-    def of(cls, policy: RecurrentPolicy, vector: ParameterVector) -> CompiledActor | None:
+    def of(cls, policy: RecurrentPolicy, vector: ParameterVector, in_pairs: bool) -> CompiledActor | None:
         """None where the loops do not know the policy."""
         head = policy.action_head
         plain_gaussian = isinstance(head, GaussianHead) and head.bounds == "clip"
@@ -155,7 +162,7 @@ class CompiledActor:
         memory = policy.actor.compiled_memory(head.last_layer) if plain_gaussian or plain_choice else None
         if memory is None:
             return None
-        return cls(CompiledTrunk(vector, memory, policy.actor, head, head.last_layer), head)
+        return cls(CompiledTrunk(vector, memory, policy.actor, head, head.last_layer, in_pairs), head)
 
     @property
     def free(self) -> bool:
@@ -175,7 +182,7 @@ def actor_lane(lane, taken, numbers):  # type: ignore[no-untyped-def]
 
     numbers: clip range, entropy coefficient, KL coefficient, and what the sum of gradients is divided by
     """
-    shape, weights, packed, gradient, room, seen, start, end = lane
+    shape, weights, packed, back, gradient, room, seen, start, end = lane
     n_steps, size = room.kept.shape
     rows, output, d_output = n_steps * size, last_out(shape, room, room.outs), last_out(shape, room, room.d_outs)
     low, high = taken.log_std
@@ -198,7 +205,7 @@ def actor_lane(lane, taken, numbers):  # type: ignore[no-untyped-def]
         sums[:4] += some[:4]
         sums[4] = max(sums[4], some[4])
         law_slopes(actions, parameters, d_log_prob, d_entropy, d_output, d_log_std)
-        trunk_backward(shape, weights, room, gradient, low > start)
+        trunk_backward(shape, back, room, gradient, low > start)
     return sums
 
 
@@ -243,7 +250,7 @@ class CompiledCritic:
         self.levels, self.kappa = np.array(head.levels, np.float32), np.float32(head.config.huber_kappa)
 
     @classmethod
-    def of(cls, policy: RecurrentPolicy, vector: ParameterVector, c: int) -> CompiledCritic | None:
+    def of(cls, policy: RecurrentPolicy, vector: ParameterVector, c: int, in_pairs: bool) -> CompiledCritic | None:
         """None where the loops do not know the critic."""
         critic = policy.critic_list[c]
         head = critic.head
@@ -252,8 +259,8 @@ class CompiledCritic:
         memory = critic.trunk.compiled_memory(head.last_layer)
         if memory is None:
             return None
-        risk_value = CompiledRiskValue(policy.risk_value if c == 0 else None, vector, N_LANES)
-        trunk = CompiledTrunk(vector, memory, critic.trunk, head, head.last_layer)
+        risk_value = CompiledRiskValue(policy.risk_value if c == 0 else None, vector, N_LANES, in_pairs)
+        trunk = CompiledTrunk(vector, memory, critic.trunk, head, head.last_layer, in_pairs)
         return cls(trunk, critic, c, risk_value)
 
     @property
@@ -273,7 +280,7 @@ def critic_lane(lane, lesson, factor, beside, d_beside):  # type: ignore[no-unty
 
     factor: on the gradient of each sample;  beside: the desk of the risk value;  d_beside: its gradient
     """
-    shape, weights, packed, gradient, room, seen, start, end = lane
+    shape, weights, packed, back, gradient, room, seen, start, end = lane
     n_steps, size = room.kept.shape
     rows, output, d_output = n_steps * size, last_out(shape, room, room.outs), last_out(shape, room, room.d_outs)
     samples, loss = np.zeros((rows, lesson.target.shape[2]), np.float32), np.zeros(rows, np.float32)
@@ -295,5 +302,5 @@ def critic_lane(lane, lesson, factor, beside, d_beside):  # type: ignore[no-unty
                 d_output[m, q] = factor * d_output[m, q] if counts[m] else ZERO
         if beside.weights.size:
             risk_total += learn_beside(beside, d_beside, features_of(shape, room), chosen, counts, factor)
-        trunk_backward(shape, weights, room, gradient, low > start)
+        trunk_backward(shape, back, room, gradient, low > start)
     return total, risk_total

@@ -10,7 +10,7 @@ from torch import nn
 from tailguard.loops import compiled
 from tailguard.optim.flat import ParameterVector
 from tailguard.policy.lstm_kernel import ZERO
-from tailguard.policy.packing import pack
+from tailguard.policy.packing import pack, pack_back
 from tailguard.policy.products import Array
 from tailguard.policy.risk_value import PERIOD_FEATURES, RiskValue
 from tailguard.policy.trunk_kernel import (
@@ -20,6 +20,7 @@ from tailguard.policy.trunk_kernel import (
     dense_forward,
     layers_of,
     out_of,
+    room_for_back,
     room_for_packed,
 )
 from tailguard.ppo.stretch import Stretch
@@ -33,6 +34,7 @@ class RiskDesk(NamedTuple):
     shape: Shape
     weights: Array  # (P,)
     packed: Array  # for the way there
+    back: Array  # for the way back
     gradients: tuple[Array, ...]  # (P,) per lane
     result: Array  # (P,) where their sum goes
     x: Array  # (rows, I) features, observation and period
@@ -46,17 +48,28 @@ class RiskDesk(NamedTuple):
 class CompiledRiskValue:
     """The risk value, ready for the loops; of nobody, nothing."""
 
-    def __init__(self, risk_value: RiskValue | None, vector: ParameterVector, n_lanes: int) -> None:
+    def __init__(self, risk_value: RiskValue | None, vector: ParameterVector, n_lanes: int, in_pairs: bool) -> None:
         self.stretch = Stretch(vector, [] if risk_value is None else list(risk_value.parameters()), n_lanes)
         layers = [] if risk_value is None else [part for part in risk_value.modules() if isinstance(part, nn.Linear)]
-        self.shape = layers_of(layers, self.stretch.begins)
+        self.shape, self.in_pairs = layers_of(layers, self.stretch.begins), in_pairs
 
     def desk(self, observations: Array, lesson: Array, n_rows: int) -> RiskDesk:
         """With room for so many samples. lesson: (L, S, 3), or (L, S, 0) where there is no risk value."""
         n_outputs = n_rows * int(self.shape.dense[:, 2].sum())
         x, outs, d_outs = aligned_zeros(n_rows, self.shape.n_inputs), aligned_zeros(n_outputs), aligned_zeros(n_outputs)
-        own = self.stretch.weights, room_for_packed(self.shape), self.stretch.gradients, self.stretch.result
-        return RiskDesk(self.shape, *own, x, NOTHING, outs, d_outs, observations, lesson)
+        weights = self.stretch.weights, room_for_packed(self.shape), room_for_back(self.shape, self.in_pairs)
+        return RiskDesk(
+            self.shape,
+            *weights,
+            self.stretch.gradients,
+            self.stretch.result,
+            x,
+            NOTHING,
+            outs,
+            d_outs,
+            observations,
+            lesson,
+        )
 
 
 @compiled
@@ -78,6 +91,7 @@ def learn_beside(desk, gradient, features, chosen, counts, factor):  # type: ign
             for j in range(PERIOD_FEATURES):
                 x[m, width + n_observed + j] = lesson[t, s, j]
     pack(shape, desk.weights, desk.packed)
+    pack_back(shape, desk.weights, desk.back)
     dense_forward(shape, desk.weights, desk.packed, x, desk.outs)
     last = len(shape.dense) - 1
     value, d_value = out_of(shape, desk.outs, rows, last), out_of(shape, desk.d_outs, rows, last)
@@ -86,5 +100,5 @@ def learn_beside(desk, gradient, features, chosen, counts, factor):  # type: ign
         error = value[m, 0] - lesson[m // size, chosen[m % size], PERIOD_FEATURES] if counts[m] else ZERO
         total += 0.5 * float(error) * float(error)
         d_value[m, 0] = factor * error
-    dense_backward(shape, desk.weights, x, desk, desk.d_x, gradient)
+    dense_backward(shape, desk.back, x, desk, desk.d_x, gradient)
     return total

@@ -92,7 +92,12 @@ class Learner:
             [self.vector.flat], segments=self.vector.sizes, **vgs.model_dump()
         )
         self.skipped = SkippedSteps(config.max_skipped_steps)
-        self.compiled = CompiledGradients(policy, self.vector, adversary.idle)
+        self.compiled = CompiledGradients(policy, self.vector, adversary.idle, config.gradient_precision == "bfloat16")
+        if config.gradient_precision != "float32" and len(self.compiled.known) < len(self.trunks):
+            raise ConfigError(
+                f"gradient_precision={config.gradient_precision!r} is a matter of the compiled loops, and these "
+                "settings leave some gradients to torch (docs/speed.md says which). Use gradient_precision='float32'."
+            )
         self.threads = Threads(config.update_threads, N_LANES * (1 + len(policy.critics)), config.torch_threads)
         if isinstance(self.optimizer, GatedOptimizer):
             self.optimizer.run = self.threads.run
