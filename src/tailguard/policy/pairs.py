@@ -13,22 +13,43 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 
 from tailguard.loops import compiled, emitted
-from tailguard.policy.products import BFLOAT, COLUMNS, FLOAT, SLOT, holds_pairs, n_panels_of, product, product_by_panels
+from tailguard.policy.products import (
+    BFLOAT,
+    COLUMNS,
+    FLOAT,
+    SLOT,
+    TAKES_PAIRS,
+    holds_pairs,
+    n_panels_of,
+    product,
+    product_by_panels,
+)
 
 LANES = 16  # words that are made at a time
 NOTHING = np.zeros(COLUMNS, np.float32)
 
 
+def halves_of(builder: Any, address: Any, n: int) -> Any:
+    """n numbers, rounded to the nearest, of two to the even one, as whole numbers of 16 bits."""
+    numbers, words, halves = (ir.VectorType(kind, n) for kind in (FLOAT, SLOT, ir.IntType(16)))
+    found = builder.load(builder.inttoptr(address, numbers.as_pointer()), align=4)
+    if TAKES_PAIRS:
+        return builder.bitcast(builder.fptrunc(found, ir.VectorType(BFLOAT, n)), halves)
+    half, odd, rest, none = (ir.Constant(words, [number] * n) for number in (16, 1, 0x7FFF, 0x7FC0))
+    bits = builder.bitcast(found, words)
+    near = builder.add(builder.add(bits, rest), builder.and_(builder.lshr(bits, half), odd))
+    is_number = builder.fcmp_ordered("ord", found, found)  # rounding could make a number of what is none
+    return builder.trunc(builder.select(is_number, builder.lshr(near, half), none), halves)
+
+
 def emitted_pairs(lanes: int) -> Any:
-    """So many words from the numbers at two addresses, rounded to the nearest, of two to the even one."""
-    numbers, words = ir.VectorType(FLOAT, lanes), ir.VectorType(BFLOAT, 2 * lanes)
+    """So many words from the numbers at two addresses."""
     by_turns = ir.Constant(ir.VectorType(SLOT, 2 * lanes), [i // 2 + lanes * (i % 2) for i in range(2 * lanes)])
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        lower, upper = (builder.load(builder.inttoptr(at, numbers.as_pointer()), align=4) for at in values[:2])
-        halves = (builder.fptrunc(part, ir.VectorType(BFLOAT, lanes)) for part in (lower, upper))
-        made = builder.shuffle_vector(*halves, by_turns)
-        builder.store(made, builder.inttoptr(values[2], words.as_pointer()), align=4)
+        lower, upper = (halves_of(builder, address, lanes) for address in values[:2])
+        made = builder.shuffle_vector(lower, upper, by_turns)
+        builder.store(made, builder.inttoptr(values[2], made.type.as_pointer()), align=4)
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp, types.intp), generate
@@ -47,11 +68,10 @@ def make_word(typing_context: Any, lower: Any, upper: Any, word: Any) -> Any:
 @emitted  # type: ignore[untyped-decorator]
 def make_halves(typing_context: Any, row: Any, words: Any) -> Any:
     """LANES words from twice as many numbers, one after the other."""
-    numbers, halves = ir.VectorType(FLOAT, 2 * LANES), ir.VectorType(BFLOAT, 2 * LANES)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        found = builder.load(builder.inttoptr(values[0], numbers.as_pointer()), align=4)
-        builder.store(builder.fptrunc(found, halves), builder.inttoptr(values[1], halves.as_pointer()), align=4)
+        made = halves_of(builder, values[0], 2 * LANES)
+        builder.store(made, builder.inttoptr(values[1], made.type.as_pointer()), align=4)
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp), generate

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import binding, ir  # type: ignore[import-untyped]
-from numba import types
+from numba import cfunc, types
 from numba.core import cgutils
 
 from tailguard.loops import arrays_apart, compiled, emitted, wide_vectors
@@ -32,6 +32,7 @@ VECTOR = 16 if WIDE else 8  # float32 in a register
 VECTORS = COLUMNS // VECTOR  # in a row of a panel
 HEIGHT = 16 if WIDE else 5  # rows of a tile at most: so many that the machine's registers hold it
 HEIGHT_ABREAST = 8 if WIDE else 2  # of a tile of two panels side by side, which asks for fewer numbers at a time
+TILES, N_NUMBERS = "tailguard_tiles", 13  # the name of a compiled function, and how many numbers it is told
 FLOAT, WHOLE, SLOT = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 LANES, WORDS = ir.VectorType(FLOAT, VECTOR), ir.VectorType(SLOT, VECTOR)
 
@@ -267,18 +268,15 @@ def fill(left, left_turned, right, n_panels, result, added):  # type: ignore[no-
     if depth == 0 and not added:
         result[:, : COLUMNS * n_panels] = np.float32(0.0)
     if depth > 0:
-        there = (result.ctypes.data, result.strides[0])
-        extents = len(result), n_panels, depth
-        fill_tiles(holds_pairs(left), (left.ctypes.data, down, across), right, there, extents, np.intp(added))
+        there, extents = (result.ctypes.data, result.strides[0]), (len(result), n_panels, depth)
+        fill_tiles((left.ctypes.data, down, across, *right, *there, *extents, holds_pairs(left), added))
 
 
-@compiled
-def fill_tiles(pairs, left, right, result, extents, added):  # type: ignore[no-untyped-def]
-    """The same by addresses. extents: rows, panels, and terms of each sum"""
-    begin, down, across = left
-    weights, panel, row = right
-    there, result_row = result
-    height, n_panels, depth = extents
+@cfunc(types.void(*[types.intp] * N_NUMBERS), cache=True, error_model="numpy")
+def all_tiles(  # type: ignore[no-untyped-def]
+    begin, down, across, weights, panel, row, there, result_row, height, n_panels, depth, pairs, added
+):
+    """The same by addresses: rows, panels, and terms of each sum."""
     p = 0
     while p < n_panels:
         abreast = pairs and p + 1 < n_panels
@@ -295,3 +293,19 @@ def fill_tiles(pairs, left, right, result, extents, added):  # type: ignore[no-u
                 fill_tile(n_rows, rows, columns, place, depth, added)
             i += n_rows
         p += 2 if abreast else 1
+
+
+binding.add_symbol(TILES, all_tiles.address)
+
+
+@emitted  # type: ignore[untyped-decorator]
+def fill_tiles(typing_context: Any, numbers: Any) -> Any:
+    """Call `all_tiles` by its name. Called as loops call each other, it would be compiled again into each of them."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [WHOLE] * N_NUMBERS)
+        function = cgutils.get_or_insert_function(builder.module, kind, TILES)  # type: ignore[no-untyped-call]
+        builder.call(function, cgutils.unpack_tuple(builder, values[0]))  # type: ignore[no-untyped-call]
+        return context.get_dummy_value()
+
+    return types.void(types.UniTuple(types.intp, N_NUMBERS)), generate  # type: ignore[no-untyped-call]

@@ -23,6 +23,7 @@ FIXED: dict[str, str] = {
     "n_steps": "segments of different members would no longer be equally many environment steps",
     "torch_threads": "results would depend on it in the last bits",
     "update_threads": "it changes how fast a member is, not how it learns",
+    "gradient_precision": "it changes how fast a member is, and hardly how it learns",
     "optimizer": "the state of one optimizer does not fit another",
     "critic.kind": "it changes the shape of the critics",
     "critic.twin": "it changes the number of critics",
