@@ -1,7 +1,7 @@
 """How much of the machine's matrix-product rate an update reaches, on one thread.
 
-`python -m benchmarks.roofline` measures float32 products of the sizes an update consists of, by torch and by the
-compiled loops, counts the products' floating point operations of an update from the layers' shapes, and
+`python -m benchmarks.roofline` measures products of the sizes an update consists of, by torch and by compiled loops,
+in float32 and in bfloat16, counts the products' floating point operations of an update from the layers' shapes, and
 times whole updates. Everything else an update does (gates, losses, optimizer) counts as time but not as work.
 """
 
@@ -21,7 +21,9 @@ from numba import njit
 from benchmarks.peers.cases import LAYERS, Case, make_env
 from benchmarks.results import markdown_table, parser_of, publish
 from tailguard import DistributionalPPO
-from tailguard.policy.products import product
+from tailguard.policy.lstm_kernel import in_panels
+from tailguard.policy.pairs import paired_columns, paired_panels, paired_rows
+from tailguard.policy.products import COLUMNS, Array, product, product_by_panels
 from tailguard.ppo.lanes import N_LANES
 from tailguard.ppo.threads import available_cores
 
@@ -64,6 +66,12 @@ def repeat(left, turned, right, result, times):  # type: ignore[no-untyped-def]
         product(left, turned, right, result, False)
 
 
+@njit
+def repeat_by_panels(left, turned, panels, result, times):  # type: ignore[no-untyped-def]
+    for _ in range(times):
+        product_by_panels(left, turned, panels, result, False)
+
+
 def rate(run: Callable[[int], None], flops: int, seconds: float) -> float:
     """Floating point operations per CPU second of run(times): the best of five spells, after a warm-up."""
     run(1)
@@ -79,21 +87,35 @@ def rate(run: Callable[[int], None], flops: int, seconds: float) -> float:
     return max(spell() for _ in range(5))
 
 
-def rates(of: Product, seconds: float) -> tuple[float, float]:
-    """By torch, and by the call inside the compiled loops."""
-    rng = np.random.default_rng(0)
-    left = rng.normal(size=(of.inner, of.rows) if of.turned else (of.rows, of.inner)).astype(np.float32)
-    right = rng.normal(size=(of.inner, of.columns)).astype(np.float32)
+def matrix(height: int, width: int) -> Array:
+    """Of rows that lie a little apart, as those of the loops do."""
+    return torch.randn(height, width + COLUMNS).numpy()[:, :width]
+
+
+def rates(of: Product, seconds: float) -> tuple[float, float, float]:
+    """By torch, and by the calls inside the compiled loops, in float32 and in bfloat16."""
+    left, right = matrix(*((of.inner, of.rows) if of.turned else (of.rows, of.inner))), matrix(of.inner, of.columns)
     result = np.empty((of.rows, of.columns), np.float32)
+    pairs, panels = paired_rows(left) if of.turned else paired_columns(left), in_panels(torch.from_numpy(right))
+    paired = np.zeros((len(panels), -(-of.inner // 2), COLUMNS), np.uint32)
+    paired_panels(right, paired)
     tensors = torch.from_numpy(left.T if of.turned else left), torch.from_numpy(right), torch.from_numpy(result)
 
     def by_torch(times: int) -> None:
         for _ in range(times):
             torch.mm(tensors[0], tensors[1], out=tensors[2])
 
-    return rate(by_torch, of.flops, seconds), rate(
-        lambda times: repeat(left, of.turned, right, result, times), of.flops, seconds
-    )
+    def by_loops(times: int) -> None:
+        if of.turned:
+            repeat(left, True, right, result, times)
+        else:
+            repeat_by_panels(left, False, panels, result, times)
+
+    def by_loops_in_pairs(times: int) -> None:
+        repeat_by_panels(pairs, of.turned, paired, result, times)
+
+    by_torch_rate, *by_loops_rates = (rate(by, of.flops, seconds) for by in (by_torch, by_loops, by_loops_in_pairs))
+    return by_torch_rate, *by_loops_rates
 
 
 def gain_of_cores(cores: int, seconds: float) -> float:
@@ -123,7 +145,7 @@ def flops_per_sample(policy: torch.nn.Module) -> int:
     return sum((2 if "input_weight.0" in name else 3) * 2 * weight.numel() for name, weight in matrices.items())
 
 
-def make_agent(case: Case, epochs: int) -> DistributionalPPO:
+def make_agent(case: Case, epochs: int, precision: str) -> DistributionalPPO:
     """Twin critics of 32 quantiles on one thread; no sequence is held back, so all samples are work."""
     return DistributionalPPO(
         "MlpLstmPolicy",
@@ -134,6 +156,7 @@ def make_agent(case: Case, epochs: int) -> DistributionalPPO:
         critic={"n_quantiles": 32, "twin": True},
         optimizer="adaptive_upgd",
         ev_reserve=0.0,
+        gradient_precision=precision,
         update_threads=1,
         policy_kwargs={"lstm_hidden_size": case.hidden, "net_arch": list(LAYERS)},
         seed=0,
@@ -155,21 +178,24 @@ def update_seconds(agent: DistributionalPPO, case: Case, rounds: int) -> float:
     return min(spent[1:])
 
 
-def section(hidden: int, args: argparse.Namespace) -> tuple[list[list[str]], list[str]]:
-    """Rates of the products, and the row of the update, at one width."""
+def section(hidden: int, args: argparse.Namespace) -> tuple[list[list[str]], list[list[str]]]:
+    """Rates of the products, and the rows of the update, at one width."""
     case = Case("trading", hidden, args.envs, args.n_steps)
-    agent = make_agent(case, args.epochs)
+    agent = make_agent(case, args.epochs, "float32")
     sizes = products(hidden, agent.policy.obs_features, case.batch // case.sequence // N_LANES, case.batch // N_LANES)
     found = [(size, *rates(size, args.seconds)) for size in sizes]
     table = [
-        [str(hidden), s.what, f"{s.rows} x {s.inner} x {s.columns}", f"{t / GIGA:.1f}", f"{b / GIGA:.1f}"]
-        for s, t, b in found
+        [str(hidden), size.what, f"{size.rows} x {size.inner} x {size.columns}", *(f"{r / GIGA:.1f}" for r in three)]
+        for size, *three in found
     ]
     work = flops_per_sample(agent.policy) * case.rollout * args.epochs
-    seconds = update_seconds(agent, case, args.rounds)
-    reached, limit = work / seconds, max(rate for _, *both in found for rate in both)
-    row = [str(hidden), f"{work / GIGA:.1f}", f"{seconds:.2f}", f"{reached / GIGA:.1f}", f"{limit / GIGA:.1f}"]
-    return table, [*row, f"**{reached / limit:.0%}**"]
+    limit = max(rate for _, *both, _ in found for rate in both)
+    rows = []
+    for precision in ("float32", "bfloat16"):
+        seconds = update_seconds(make_agent(case, args.epochs, precision), case, args.rounds)
+        figures = f"{work / GIGA:.1f}", f"{seconds:.2f}", f"{work / seconds / GIGA:.1f}", f"{limit / GIGA:.1f}"
+        rows.append([str(hidden), precision, *figures, f"**{work / seconds / limit:.0%}**"])
+    return table, rows
 
 
 def arguments() -> argparse.Namespace:
@@ -191,17 +217,17 @@ def main() -> None:
     gain = gain_of_cores(cores, args.seconds)
     body = "\n\n".join(
         [
-            f"One thread, float32, CPU time. Updates of {args.envs} environments x {args.n_steps} steps, {args.epochs} "
+            f"One thread, CPU time. Updates of {args.envs} environments x {args.n_steps} steps, {args.epochs} "
             "epochs, batches of 1,024 samples in sequences of 32, actor and twin critics of 32 quantiles. The limit is "
-            "the fastest of all products; work counts matrix products only. By wall time, "
+            "the fastest of all float32 products; work counts matrix products only. By wall time, "
             f"{cores} cores together make **{gain:.2f}** times the large products of one.",
             markdown_table(
-                ["hidden", "product", "size", "torch, GFLOP/s", "compiled loops, GFLOP/s"],
+                ["hidden", "product", "size", "torch, GFLOP/s", "compiled loops, GFLOP/s", "in bfloat16, GFLOP/s"],
                 [row for table, _ in found for row in table],
             ),
             markdown_table(
-                ["hidden", "GFLOP per update", "seconds", "GFLOP/s", "limit, GFLOP/s", "reached"],
-                [row for _, row in found],
+                ["hidden", "gradients", "GFLOP per update", "seconds", "GFLOP/s", "limit, GFLOP/s", "reached"],
+                [row for _, rows in found for row in rows],
             ),
         ]
     )

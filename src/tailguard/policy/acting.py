@@ -14,15 +14,8 @@ from tailguard.policy.action_heads import ActionHead
 from tailguard.policy.packing import packed_weights
 from tailguard.policy.products import Array
 from tailguard.policy.recurrent import LSTM, State
-from tailguard.policy.trunk_kernel import (
-    Room,
-    Seen,
-    Shape,
-    last_out,
-    room_for,
-    trunk_forward,
-    weights_of,
-)
+from tailguard.policy.trunk_kernel import Room, Seen, last_out, room_for, trunk_forward
+from tailguard.policy.trunk_layout import Shape, weights_of
 
 Step = Callable[[Tensor, State], tuple[Tensor, State]]
 N_SHAPE = len(Shape._fields)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tailguard.loops import BLOCK, arrays_apart, compiled, turn_block, wide_vectors
 from tailguard.policy.pairs import paired_panels
 from tailguard.policy.products import COLUMNS, Array, holds_pairs, lay_out_panels
-from tailguard.policy.trunk_kernel import (
+from tailguard.policy.trunk_layout import (
     Shape,
     back_of,
     matrix_of,

@@ -18,7 +18,8 @@ from tailguard.policy.packing import packed_weights
 from tailguard.policy.products import Array
 from tailguard.policy.recurrent import LSTM, State
 from tailguard.policy.rooms import Rooms
-from tailguard.policy.trunk_kernel import Seen, features_of, last_out, trunk_forward, weights_of
+from tailguard.policy.trunk_kernel import Seen, features_of, last_out, trunk_forward
+from tailguard.policy.trunk_layout import weights_of
 
 MOST_SEQUENCES = 64  # at a time
 MOST_ROWS = 512  # steps of sequences at a time

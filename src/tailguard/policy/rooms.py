@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from tailguard.policy.trunk_kernel import Room, Shape, room_for
+from tailguard.policy.trunk_kernel import Room, room_for
+from tailguard.policy.trunk_layout import Shape
 
 MOST_ROOMS = 8
 

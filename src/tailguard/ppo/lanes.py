@@ -28,19 +28,8 @@ from tailguard.policy.policy import Critic, Trunk
 from tailguard.policy.products import Array
 from tailguard.policy.recurrent import LSTM
 from tailguard.policy.rooms import Rooms
-from tailguard.policy.trunk_kernel import (
-    Room,
-    Seen,
-    Shape,
-    features_of,
-    last_out,
-    memory_size,
-    room_for_back,
-    room_for_packed,
-    shape_of,
-    trunk_backward,
-    trunk_forward,
-)
+from tailguard.policy.trunk_kernel import Room, Seen, features_of, last_out, trunk_backward, trunk_forward
+from tailguard.policy.trunk_layout import Shape, memory_size, room_for_back, room_for_packed, shape_of
 from tailguard.ppo.risk_lane import CompiledRiskValue, learn_beside
 from tailguard.ppo.stretch import Stretch
 from tailguard.rollout import SequenceBatch

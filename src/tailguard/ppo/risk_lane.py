@@ -13,16 +13,8 @@ from tailguard.policy.lstm_kernel import ZERO
 from tailguard.policy.packing import pack, pack_back
 from tailguard.policy.products import Array
 from tailguard.policy.risk_value import PERIOD_FEATURES, RiskValue
-from tailguard.policy.trunk_kernel import (
-    Shape,
-    aligned_zeros,
-    dense_backward,
-    dense_forward,
-    layers_of,
-    out_of,
-    room_for_back,
-    room_for_packed,
-)
+from tailguard.policy.trunk_kernel import dense_backward, dense_forward, out_of
+from tailguard.policy.trunk_layout import Shape, aligned_zeros, layers_of, room_for_back, room_for_packed
 from tailguard.ppo.stretch import Stretch
 
 NOTHING = np.zeros((0, 0), np.float32)

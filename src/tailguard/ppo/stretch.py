@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tailguard.optim.flat import ParameterVector
 from tailguard.policy.products import Array
-from tailguard.policy.trunk_kernel import aligned_zeros
+from tailguard.policy.trunk_layout import aligned_zeros
 
 
 class Stretch:
