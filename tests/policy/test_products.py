@@ -33,7 +33,6 @@ def test_a_product_is_the_product(n_inner, n_outputs, n_rows, turned, added):
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("n_outputs", [1000, 1024])
 def test_rows_that_lie_whole_pages_apart(n_outputs, turned):
-    """Narrow tiles copy them aside first."""
     left, right = factors(67, 40, 1024, turned, spare=0)
     result = np.ones((67, n_outputs), np.float32)
     product(left, turned, right, result, True)

@@ -33,17 +33,19 @@ def pack(shape, flat, packed):  # type: ignore[no-untyped-def]
     n_units = shape.n_units
     for k in range(shape.n_layers):
         panels, (hidden, entry, bias) = packed_of(shape, packed, k), recurrent_of(shape, flat, k)
-        for p in range(len(panels)):
-            rows = slice(COLUMNS * p, min(COLUMNS * (p + 1), len(hidden)))
-            panel = panels[p, :, : rows.stop - rows.start]
-            turn(hidden[rows], False, panel[:n_units])
-            turn(entry[rows], False, panel[n_units:-1])
-            panel[-1] = bias[rows]
+        turn_into_panels(hidden, panels[:, :n_units])
+        turn_into_panels(entry, panels[:, n_units:-1])
+        turn_into_panels(bias.reshape(len(bias), 1), panels[:, -1:])
     for k in range(len(shape.dense)):
-        panels, weight = turned_of(shape, packed, k), weight_of(shape, flat, k)
-        for p in range(len(panels)):
-            rows = slice(COLUMNS * p, min(COLUMNS * (p + 1), len(weight)))
-            turn(weight[rows], False, panels[p, :, : rows.stop - rows.start])
+        turn_into_panels(weight_of(shape, flat, k), turned_of(shape, packed, k)[:, :])
+
+
+@compiled
+def turn_into_panels(matrix, panels):  # type: ignore[no-untyped-def]
+    """The transpose of (N, K) in panels (N / COLUMNS or more, K, COLUMNS); what lies beyond its last column stays."""
+    for p in range(len(panels)):
+        rows = matrix[COLUMNS * p : COLUMNS * (p + 1)]
+        turn(rows, False, panels[p, :, : len(rows)])
 
 
 @compiled
