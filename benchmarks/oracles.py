@@ -35,6 +35,11 @@ AB: dict[str, dict[str, Any]] = {
     "Adam, min of twin critics": {"optimizer": "adam", "critic": {"aggregation": "min"}},
     "Adam, single critic": {"optimizer": "adam", "critic": {"twin": False}},
     "Adam, bfloat16 gradients": {"optimizer": "adam", "gradient_precision": "bfloat16"},
+    "Adam, bfloat16 gradients and critics": {
+        "optimizer": "adam",
+        "gradient_precision": "bfloat16",
+        "critic": {"precision": "bfloat16"},
+    },
 }
 
 

@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from tailguard.policy.pairs import paired_columns, paired_panels, paired_rows, pull_back, weigh
+from tailguard.policy.pairs import (
+    apply_weights,
+    paired_columns,
+    paired_panels,
+    paired_rows,
+    pull_back,
+    round_panels,
+    weigh,
+    words_of,
+)
 from tailguard.policy.products import COLUMNS, lay_out_panels, n_panels_of, product, product_by_panels
 from tests.policy.test_products import rounded
 
@@ -82,6 +91,21 @@ def test_the_way_back_multiplies_rounded_factors(n_rows: int, n_inner: int, n_ou
     result = np.ones((n_inner, n_outputs), np.float32)
     weigh(d_out, d_in, result, True, panels)
     np.testing.assert_allclose(result, 1.0 + in_halves(d_out).T @ in_halves(d_in), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("n_inner", "n_outputs"), [(1, 1), (2, 16), (7, 12), (68, 64), (131, 53)])
+def test_panels_are_rounded_where_they_lie(n_inner: int, n_outputs: int) -> None:
+    rng = np.random.default_rng(0)
+    x, weight = (rng.normal(size=size).astype(np.float32) for size in ((9, n_inner), (n_inner, n_outputs)))
+    panels = np.zeros((n_panels_of(n_outputs), n_inner, COLUMNS), np.float32)
+    expected = np.zeros((n_panels_of(n_outputs), -(-n_inner // 2), COLUMNS), np.uint32)
+    lay_out_panels(weight, panels)
+    paired_panels(weight, expected)
+    round_panels(panels)
+    np.testing.assert_array_equal(words_of(panels), expected)
+    result = np.empty((9, n_outputs), np.float32)
+    apply_weights(x, panels, True, result)
+    np.testing.assert_allclose(result, in_halves(x) @ in_halves(weight), rtol=1e-4, atol=1e-4)
 
 
 def test_without_pairs_the_way_back_is_the_plain_product() -> None:

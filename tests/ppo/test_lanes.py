@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch.testing import assert_close
 
 from tailguard import DistributionalPPO
 from tailguard.errors import ConfigError
+from tailguard.losses import quantile_huber
 from tailguard.ppo import gradients, lanes
 from tailguard.rollout import collect
 from tests.agents import collected, logged, tiny_agent
@@ -111,15 +113,52 @@ def test_bfloat16_changes_gradients_by_its_rounding_and_no_figure(
     assert float((exact - found).norm() / exact.norm()) < 0.01
 
 
-def test_bfloat16_gives_the_same_bits_on_any_number_of_threads() -> None:
-    agents = [tiny_agent(update_threads=n, gradient_precision="bfloat16") for n in (1, 2)]
+@pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
+@pytest.mark.parametrize("env", ["categorical", "gaussian"])
+def test_critics_of_bfloat16_read_and_learn_alike_and_leave_the_actor_alone(env: str, settings: dict[str, Any]) -> None:
+    """Their gradients and losses differ by rounding; the actor's, from the same advantages, do not differ at all."""
+    plain = moved(env, settings)
+    rounded = moved(env, {**settings, "critic": {**settings.get("critic", {}), "precision": "bfloat16"}})
+    batch = plain.sequences()
+    exact, found = (flat_gradient(agent, batch, None) for agent in (plain, rounded))
+    actor = rounded.learner.vector.span("critics.0.").start
+    assert torch.equal(exact[:actor], found[:actor])
+    assert not torch.equal(exact[actor:], found[actor:])
+    assert float((exact - found)[actor:].norm() / exact[actor:].norm()) < 0.02
+    assert figures_of(rounded, batch) == pytest.approx(figures_of(plain, batch), rel=0.01)
+
+
+ROUNDED: dict[str, dict[str, Any]] = {
+    "gradients": {"gradient_precision": "bfloat16"},
+    "critics": {"critic": {"precision": "bfloat16"}},
+    "both": {"gradient_precision": "bfloat16", "critic": {"precision": "bfloat16"}},
+}
+
+
+def test_critics_of_bfloat16_learn_from_what_they_said() -> None:
+    """Reading a rollout and learning from it round alike, so the first loss is that of the quantiles in the buffer."""
+    agent = collected(tiny_agent(critic={"precision": "bfloat16"}))
+    batch = agent.sequences()
+    batch = replace(batch, target=torch.zeros(*batch.valid.shape, 1), readings={})
+    _, critics = agent.learner.backward(batch.whole, agent.knobs(), 1.0)
+    mean, std = agent.return_scale.snapshot
+    for said, found in zip(agent.rollout_buffer.quantiles, critics, strict=True):  # (T, N, Q)
+        quantiles = torch.from_numpy((said - mean) / std).float().flatten(0, 1)
+        loss = quantile_huber(quantiles, torch.zeros(len(quantiles), 1), agent.config.critic.huber_kappa).mean()
+        assert found.value == pytest.approx(float(loss), rel=1e-6)
+
+
+@pytest.mark.parametrize("settings", ROUNDED.values(), ids=ROUNDED)
+def test_bfloat16_gives_the_same_bits_on_any_number_of_threads(settings: dict[str, Any]) -> None:
+    agents = [tiny_agent(update_threads=n, **settings) for n in (1, 2)]
     for agent in agents:
         agent.learn(4 * 32 * 4)
     assert_same_weights(*agents)
 
 
-def test_bfloat16_leaves_the_way_there_alone_so_the_first_log_ratio_is_zero() -> None:
-    agent = tiny_agent(gradient_precision="bfloat16")
+@pytest.mark.parametrize("settings", ROUNDED.values(), ids=ROUNDED)
+def test_bfloat16_leaves_the_actors_way_there_alone_so_the_first_log_ratio_is_zero(settings: dict[str, Any]) -> None:
+    agent = tiny_agent(**settings)
     agent.learn(4 * 32 * 2)
     assert logged(agent)["train/first_log_ratio_max_abs"] <= 1e-5
 
@@ -127,9 +166,17 @@ def test_bfloat16_leaves_the_way_there_alone_so_the_first_log_ratio_is_zero() ->
 @pytest.mark.parametrize(
     "settings", [{"policy_kwargs": {"memory": "gru"}}, {"critic": {"kind": "categorical"}}], ids=str
 )
-def test_bfloat16_is_refused_where_torch_makes_the_gradients(settings: dict[str, Any]) -> None:
+def test_bfloat16_is_refused_where_torch_does_the_work(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="gradient_precision"):
         tiny_agent(gradient_precision="bfloat16", **settings)
+    with pytest.raises(ConfigError, match=r"critic\.precision"):
+        tiny_agent(**{**settings, "critic": {**settings.get("critic", {}), "precision": "bfloat16"}})
+
+
+def test_critics_of_bfloat16_do_not_mind_an_actor_that_torch_differentiates() -> None:
+    agent = tiny_agent(pendulum(4, 0), critic={"precision": "bfloat16"}, policy_kwargs={"action_bounds": "squash"})
+    assert list(agent.learner.compiled.known) == [1, 2]
+    agent.learn(4 * 32)
 
 
 class StopIn(BaseCallback):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tailguard.normalization import Affine
+from tailguard.rollout.opinions import laws_of_sequences
 from tests.agents import collected, tiny_agent
 from tests.environments import NoiseChain, vectorized
 
@@ -31,6 +32,26 @@ def test_rescaling_moves_no_decoded_value(kind: str, updates: int) -> None:
     if kind == "categorical" and updates == 0:
         return  # a fresh categorical critic lays its atoms over the first returns: there is nothing to keep yet
     np.testing.assert_allclose(decoded(agent), before, rtol=1e-5, atol=1e-5 * np.abs(before).max())
+
+
+def test_rescaling_moves_nothing_that_critics_of_bfloat16_say() -> None:
+    """Their last layer is not rounded: its weights follow the unit."""
+    agent = tiny_agent(critic={"precision": "bfloat16"})
+    agent.learn(128)
+    collected(agent)
+    buffer = agent.rollout_buffer
+
+    def said() -> np.ndarray:
+        scale, found = agent.return_scale.snapshot, []
+        for critic in agent.policy.critic_list:
+            state = critic.trunk.memory.initial_state(buffer.n_envs)
+            found.append(laws_of_sequences(critic, torch.from_numpy(buffer.observations), buffer.starts, state))
+        return torch.stack(found).double().numpy() * scale.std + scale.mean
+
+    before, old = said(), agent.return_scale.snapshot
+    agent.move_return_scale()
+    assert agent.return_scale.snapshot != old
+    np.testing.assert_allclose(said(), before, rtol=1e-5, atol=1e-5 * np.abs(before).max())
 
 
 @pytest.mark.parametrize(("mean", "std"), [(100.0, 20.0), (-3.0, 0.01), (1e4, 1e3)])

@@ -97,6 +97,25 @@ def test_the_compiled_pass_equals_torchs(n_steps: int, n_envs: int, length: int,
     assert_same_opinion(found, expected)
 
 
+@pytest.mark.parametrize("settings", [{}, {"n_lstm_layers": 2, "activation_fn": "relu"}], ids=str)
+def test_a_pass_of_bfloat16_rounds_factors_and_nothing_else(settings: dict[str, Any]) -> None:
+    """Against torch with the weights of all layers but the last rounded, where only inputs are left to round."""
+    policy, buffer = policy_of({"precision": "bfloat16"}, **settings), rollout_of(21, 5, 8)
+    exact = policy_of(**settings)
+    state, starts = any_state(policy, 5), buffer.dones[-1]
+    critic, plain = policy.critic_list[0], exact.critic_list[0]
+    with torch.no_grad():
+        far = torch_opinion(plain, buffer, state, starts)
+        for parameter in plain.trunk.parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(parameter.bfloat16().float())
+        near = torch_opinion(plain, buffer, state, starts)
+    found = opinion(critic, buffer, state, starts, with_features=True)
+    assert found.steps.quantiles.dtype == torch.float32
+    errors = [float((found.steps.quantiles - other.steps.quantiles).norm()) for other in (near, far)]
+    assert 0.0 < errors[0] < errors[1] < 0.01 * float(far.steps.quantiles.norm())
+
+
 def test_a_rollout_without_an_end_is_read_too_and_features_may_be_left_out() -> None:
     policy, buffer = policy_of(), rollout_of(16, 4, 8, share_of_ends=0.0)
     critic, state, starts = policy.critic_list[0], any_state(policy, 4), buffer.dones[-1]

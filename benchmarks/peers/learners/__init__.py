@@ -38,9 +38,9 @@ LEARNERS = {
         warm_up=WARM_UP,
     ),
     OURS_BFLOAT16: Learner(
-        "Ours, bfloat16 gradients",
+        "Ours, bfloat16",
         "ours_bfloat16",
-        'the same with gradient_precision="bfloat16"',
+        'the same with gradient_precision="bfloat16" and critic={"precision": "bfloat16"}',
         warm_up=WARM_UP,
     ),
     "recurrent_ppo": Learner("RecurrentPPO", "recurrent_ppo", "sb3-contrib's"),

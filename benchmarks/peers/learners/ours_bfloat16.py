@@ -1,4 +1,4 @@
-"""Our learner, with bfloat16 factors on the way back."""
+"""Our learner, with bfloat16 factors in critics and on the way back."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ from tailguard import DistributionalPPO
 
 
 def make(case: Case, env: Any, work: Work, threads: int) -> DistributionalPPO:
-    return ours.make(case, env, work, threads, gradient_precision="bfloat16")
+    return ours.make(case, env, work, threads, precision="bfloat16")

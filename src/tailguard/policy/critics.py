@@ -43,6 +43,9 @@ class CriticConfig(Config):
     """Range, in normalized units, within which predictions may move per update; None switches clipping off."""
     value_clip_mode: ValueClipMode = "mean_only"
     """What is clipped: the mean, mean and spread, or each quantile."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the factors in the products of the way there, but for those of the last layer; sums are float32
+    always. bfloat16 is faster on processors that multiply it (docs/speed.md)."""
 
     @model_validator(mode="after")
     def clipping_needs_quantiles(self) -> CriticConfig:
@@ -52,6 +55,11 @@ class CriticConfig(Config):
                 'Use kind="quantile", or leave value_clip at None.'
             )
         return self
+
+    @property
+    def rounded(self) -> bool:
+        """Whether factors are rounded to bfloat16."""
+        return self.precision == "bfloat16"
 
     @property
     def levels(self) -> tuple[float, ...]:

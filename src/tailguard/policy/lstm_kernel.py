@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from tailguard.loops import arrays_apart, compiled, fused_multiply_add, wide_vectors
-from tailguard.policy.pairs import pull_back
-from tailguard.policy.products import COLUMNS, Array, lay_out_panels, n_panels_of, product_by_panels
+from tailguard.policy.pairs import apply_weights, pull_back
+from tailguard.policy.products import COLUMNS, Array, lay_out_panels, n_panels_of
 
 ZERO, ONE, TWO = np.float32(0.0), np.float32(1.0), np.float32(2.0)
 LARGEST = np.float32(87.0)  # exp of more overflows float32, and sigmoid is long since 0 or 1
@@ -93,14 +93,14 @@ def four_of(row, n_units):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def forward_kernel(weight, kept, first, joined, gates, cells, squashed, hidden):  # type: ignore[no-untyped-def]
+def forward_kernel(weight, rounded, kept, first, joined, gates, cells, squashed, hidden):  # type: ignore[no-untyped-def]
     """Fill gates, cells, their tanh and the hidden states; `joined` comes with the inputs and the first state.
 
-    weight: (K, 4H) in panels
+    weight: (K, 4H) in panels, and whether they have been `rounded`
     """
     n_steps, n_columns, n_gates = len(hidden), weight.shape[1], 4 * hidden.shape[2]
     for t in range(n_steps):
-        product_by_panels(joined[t, :, :n_columns], False, weight, gates[t, :, :n_gates], False)
+        apply_weights(joined[t, :, :n_columns], weight, rounded, gates[t, :, :n_gates])
         remember(gates[t], kept[t], cells[t - 1] if t > 0 else first, cells[t], squashed[t], hidden[t])
         if t + 1 < n_steps:
             hand_on(hidden[t], kept[t + 1], joined[t + 1])
@@ -177,7 +177,7 @@ class LSTMLayer(torch.autograd.Function):
         out, cells, squashed = (torch.empty(n_steps, n_sequences, n_units) for _ in range(3))
         first = cell.contiguous()
         filled = (joined, gates, cells, squashed, out)
-        forward_kernel(in_panels(weight), kept, first.numpy(), *(array.numpy() for array in filled))
+        forward_kernel(in_panels(weight), False, kept, first.numpy(), *(array.numpy() for array in filled))
         ctx.save_for_backward(w_input, w_hidden, joined, gates, first, cells, squashed)
         ctx.kept, ctx.walked = kept, False
         ctx.mark_non_differentiable(cells)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tailguard.loops import BLOCK, arrays_apart, compiled, turn_block, wide_vectors
-from tailguard.policy.pairs import paired_panels
+from tailguard.policy.pairs import paired_panels, round_panels
 from tailguard.policy.products import COLUMNS, Array, holds_pairs, lay_out_panels
 from tailguard.policy.trunk_layout import (
     Shape,
@@ -29,15 +29,24 @@ def packed_weights(shape: Shape, flat: Array) -> Array:
 
 @compiled
 def pack(shape, flat, packed):  # type: ignore[no-untyped-def]
-    """Lay weights out for the way there, turned: [hidden | input | bias] of the memory, then the linear layers."""
+    """Lay weights out for the way there, turned: [hidden | input | bias] of the memory, then the linear layers.
+
+    Where a shape is `rounded`, they become pairs of bfloat16; the last layer does not: its unit moves with the return
+    scale, and what it says must not.
+    """
     n_units = shape.n_units
     for k in range(shape.n_layers):
         panels, (hidden, entry, bias) = packed_of(shape, packed, k), recurrent_of(shape, flat, k)
         turn_into_panels(hidden, panels[:, :n_units])
         turn_into_panels(entry, panels[:, n_units:-1])
         turn_into_panels(bias.reshape(len(bias), 1), panels[:, -1:])
+        if shape.rounded:
+            round_panels(panels)
     for k in range(len(shape.dense)):
-        turn_into_panels(weight_of(shape, flat, k), turned_of(shape, packed, k)[:, :])
+        turned = turned_of(shape, packed, k)
+        turn_into_panels(weight_of(shape, flat, k), turned[:, :])
+        if shape.rounded and k < len(shape.dense) - 1:
+            round_panels(turned)
 
 
 @compiled

@@ -77,26 +77,34 @@ def make_halves(typing_context: Any, row: Any, words: Any) -> Any:
     return types.void(types.intp, types.intp), generate
 
 
-@compiled
-def fill_pairs(lower, upper, words):  # type: ignore[no-untyped-def]
-    """Two rows, element by element."""
-    low, high, there, n = lower.ctypes.data, upper.ctypes.data, words.ctypes.data, len(words)
-    whole = n - n % LANES
-    for j in range(0, whole, LANES):
-        make_words(low + 4 * j, high + 4 * j, there + 4 * j)
-    for j in range(whole, n):
-        make_word(low + 4 * j, high + 4 * j, there + 4 * j)
+# Loops go by addresses: slices of arrays cost more than what there is to do in them.
 
 
 @compiled
-def fill_neighbours(row, words):  # type: ignore[no-untyped-def]
-    """A row's elements, two by two."""
-    here, there, n = row.ctypes.data, words.ctypes.data, len(words)
-    whole = n - n % LANES
-    for j in range(0, whole, LANES):
-        make_halves(here + 8 * j, there + 4 * j)
-    for j in range(whole, n):
-        make_word(here + 8 * j, here + 8 * j + 4, there + 4 * j)
+def fill_pairs(lower, upper, words, n):  # type: ignore[no-untyped-def]
+    """n words from the numbers at two addresses, element by element; whole vectors may overlap."""
+    if n < LANES:
+        for j in range(n):
+            make_word(lower + 4 * j, upper + 4 * j, words + 4 * j)
+        return
+    for j in range(0, n - LANES + 1, LANES):
+        make_words(lower + 4 * j, upper + 4 * j, words + 4 * j)
+    if n % LANES:
+        last = 4 * (n - LANES)
+        make_words(lower + last, upper + last, words + last)
+
+
+@compiled
+def fill_neighbours(row, words, n):  # type: ignore[no-untyped-def]
+    """n words from the numbers at an address, two by two."""
+    if n < LANES:
+        for j in range(n):
+            make_word(row + 8 * j, row + 8 * j + 4, words + 4 * j)
+        return
+    for j in range(0, n - LANES + 1, LANES):
+        make_halves(row + 8 * j, words + 4 * j)
+    if n % LANES:
+        make_halves(row + 8 * (n - LANES), words + 4 * (n - LANES))
 
 
 @compiled
@@ -105,10 +113,12 @@ def paired_columns(matrix):  # type: ignore[no-untyped-def]
     height, width = matrix.shape
     n_words = -(-width // 2)
     words = np.empty((height, n_words + LANES), np.uint32)  # apart, so that the cache has places for all rows
-    for i in range(height):
-        fill_neighbours(matrix[i], words[i, : width // 2])
+    here, there = matrix.ctypes.data, words.ctypes.data
+    for _ in range(height):
+        fill_neighbours(here, there, width // 2)
         if width % 2:
-            fill_pairs(matrix[i, width - 1 :], NOTHING, words[i, n_words - 1 : n_words])
+            make_word(here + 4 * (width - 1), NOTHING.ctypes.data, there + 4 * (n_words - 1))
+        here, there = here + matrix.strides[0], there + words.strides[0]
     return words[:, :n_words]
 
 
@@ -117,10 +127,12 @@ def paired_rows(matrix):  # type: ignore[no-untyped-def]
     """(K, N) as words (K / 2, N): a left factor that is turned; an odd row is paired with zeros."""
     height, width = matrix.shape
     words = np.empty((-(-height // 2), n_panels_of(width) * COLUMNS), np.uint32)  # rows begin with a line of the cache
-    for k in range(height // 2):
-        fill_pairs(matrix[2 * k], matrix[2 * k + 1], words[k, :width])
-    if height % 2:
-        fill_pairs(matrix[height - 1], np.zeros(width, np.float32), words[height // 2, :width])
+    here, down, there = matrix.ctypes.data, matrix.strides[0], words.ctypes.data
+    for _ in range(height // 2):
+        fill_pairs(here, here + down, there, width)
+        here, there = here + 2 * down, there + words.strides[0]
+    for j in range(0, width if height % 2 else 0, COLUMNS):
+        fill_pairs(here + 4 * j, NOTHING.ctypes.data, there + 4 * j, min(COLUMNS, width - j))
     return words[:, :width]
 
 
@@ -128,20 +140,55 @@ def paired_rows(matrix):  # type: ignore[no-untyped-def]
 def paired_panels(matrix, words):  # type: ignore[no-untyped-def]
     """Lay (K, N) out as words in panels (N / COLUMNS or more, K / 2, COLUMNS): the right factor."""
     height, width = matrix.shape
+    down, there = matrix.strides[0], words.ctypes.data
     for p in range(n_panels_of(width)):
-        first, last = COLUMNS * p, min(COLUMNS * (p + 1), width)
-        if last - first == COLUMNS:
-            begin, down, there = matrix.ctypes.data + 4 * first, matrix.strides[0], words[p].ctypes.data
-            for k in range(height // 2):
-                make_words(begin + 2 * k * down, begin + (2 * k + 1) * down, there + 4 * COLUMNS * k)
-        else:
-            for k in range(height // 2):
-                fill_pairs(matrix[2 * k, first:last], matrix[2 * k + 1, first:last], words[p, k, : last - first])
+        here, n = matrix.ctypes.data + 4 * COLUMNS * p, min(COLUMNS, width - COLUMNS * p)
+        for k in range(height // 2 if n == COLUMNS else 0):
+            make_words(here + 2 * k * down, here + (2 * k + 1) * down, there + 4 * COLUMNS * k)
+        for k in range(height // 2 if n < COLUMNS else 0):
+            fill_pairs(here + 2 * k * down, here + (2 * k + 1) * down, there + 4 * COLUMNS * k, n)
+        there += 4 * COLUMNS * (height // 2)
         if height % 2:
-            fill_pairs(matrix[height - 1, first:last], NOTHING, words[p, height // 2, : last - first])
+            fill_pairs(here + (height - 1) * down, NOTHING.ctypes.data, there, n)
+            there += 4 * COLUMNS
 
 
-# the two products of a way back
+@compiled
+def words_of(panels):  # type: ignore[no-untyped-def]
+    """Where float32 panels (N, K, COLUMNS) lie once they are rounded to pairs of rows: in the first half of their room."""
+    n_panels, height, _ = panels.shape
+    n_words = -(-height // 2)
+    room = panels.reshape(panels.size)[: n_panels * n_words * COLUMNS]
+    return room.view(np.uint32).reshape(n_panels, n_words, COLUMNS)
+
+
+@compiled
+def round_panels(panels):  # type: ignore[no-untyped-def]
+    """Turn float32 panels into pairs of their rows, in place: no word is written before what lies there was read."""
+    n_panels, height, _ = panels.shape
+    here, there, row = panels.ctypes.data, panels.ctypes.data, 4 * COLUMNS
+    for _ in range(n_panels):
+        for _ in range(height // 2):
+            make_words(here, here + row, there)
+            here, there = here + 2 * row, there + row
+        if height % 2:
+            make_words(here, NOTHING.ctypes.data, there)
+            here, there = here + row, there + row
+
+
+# the product of the way there
+
+
+@compiled
+def apply_weights(x, panels, rounded, result):  # type: ignore[no-untyped-def]
+    """result = x (M, K) by weights (K, N) in panels; where these have been `rounded`, x is too."""
+    if rounded:
+        product_by_panels(paired_columns(x), False, words_of(panels), result, False)
+    else:
+        product_by_panels(x, False, panels, result, False)
+
+
+# the two products of the way back
 
 
 @compiled

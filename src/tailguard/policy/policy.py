@@ -189,7 +189,8 @@ class Critic(nn.Module):
         memory = self.trunk.compiled_memory(last) if isinstance(self.head, QuantileHead) else None
         if memory is None:
             return None
-        return TrunkReader(memory, self.trunk.linear(last), self.trunk.activation, sequence_length)
+        linear, rounded = self.trunk.linear(last), self.head.config.rounded
+        return TrunkReader(memory, linear, self.trunk.activation, rounded, sequence_length)
 
     def judged(self, remembered: Tensor) -> Judged:
         """From the memory's output to the law."""

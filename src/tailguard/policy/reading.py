@@ -56,8 +56,10 @@ class Found(NamedTuple):
 class TrunkReader:
     """Reads sequences of one length, of which the last may be shorter, with the weights of the moment it is made."""
 
-    def __init__(self, memory: LSTM, linear: Sequence[nn.Linear], activation: str, sequence_length: int) -> None:
-        self.shape, self.flat = weights_of(memory, linear, activation)
+    def __init__(
+        self, memory: LSTM, linear: Sequence[nn.Linear], activation: str, rounded: bool, sequence_length: int
+    ) -> None:
+        self.shape, self.flat = weights_of(memory, linear, activation, rounded)
         self.packed = packed_weights(self.shape, self.flat)
         self.sequence_length, self.n_features, self.n_outputs = sequence_length, *linear[-1].weight.shape[::-1]
 

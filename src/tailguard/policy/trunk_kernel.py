@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from tailguard.loops import compiled, wide_vectors
 from tailguard.policy.lstm_kernel import ONE, ZERO, backward_kernel, forward_kernel, tanh
-from tailguard.policy.pairs import pull_back, weigh
-from tailguard.policy.products import COLUMNS, Array, n_panels_of, product_by_panels
+from tailguard.policy.pairs import apply_weights, pull_back, weigh
+from tailguard.policy.products import COLUMNS, Array, n_panels_of
 from tailguard.policy.trunk_layout import (
     Shape,
     aligned_zeros,
@@ -137,6 +137,7 @@ def trunk_forward(shape, flat, packed, room, seen, low, high):  # type: ignore[n
             joined[:, :, n_units : 2 * n_units] = room.hidden[k - 1]
         forward_kernel(
             packed_of(shape, packed, k),
+            shape.rounded,
             room.kept,
             room.first[k],
             joined,
@@ -176,7 +177,7 @@ def dense_forward(shape, flat, packed, x, outs):  # type: ignore[no-untyped-def]
     for k in range(last + 1):
         out, bias = out_of(shape, outs, rows, k), bias_of(shape, flat, k)
         entry = out_of(shape, outs, rows, k - 1) if k > 0 else x
-        product_by_panels(entry, False, turned_of(shape, packed, k), out, False)
+        apply_weights(entry, turned_of(shape, packed, k), shape.rounded and k < last, out)
         width = out.shape[1]
         for m in range(rows):
             for j in range(width):

@@ -28,9 +28,12 @@ class Shape(NamedTuple):
     recurrent: Array  # (layers, 3) where hidden weights, input weights and biases begin
     dense: Array  # (linear layers, 4) where weights and biases begin; outputs, inputs
     rectify: bool  # ReLU between the linear layers, or tanh; nothing follows the last
+    rounded: bool  # to bfloat16 on the way there: factors of all layers but the last
 
 
-def shape_of(memory: LSTM, linear: Sequence[nn.Linear], activation: str, begins: Callable[[Tensor], int]) -> Shape:
+def shape_of(
+    memory: LSTM, linear: Sequence[nn.Linear], activation: str, begins: Callable[[Tensor], int], rounded: bool
+) -> Shape:
     """`begins` says where a parameter lies."""
     parts = zip(memory.hidden_weight, memory.input_weight, memory.bias, strict=True)
     return Shape(
@@ -40,21 +43,24 @@ def shape_of(memory: LSTM, linear: Sequence[nn.Linear], activation: str, begins:
         np.array([[begins(part) for part in layer] for layer in parts], np.int64),
         dense_of(linear, begins),
         activation == "relu",
+        rounded,
     )
 
 
-def weights_of(memory: LSTM, linear: Sequence[nn.Linear], activation: str) -> tuple[Shape, Array]:
+def weights_of(
+    memory: LSTM, linear: Sequence[nn.Linear], activation: str, rounded: bool = False
+) -> tuple[Shape, Array]:
     """A copy of a trunk's weights as they are now, and where each of them lies in it."""
     parameters = [*memory.parameters(), *(part for layer in linear for part in (layer.weight, layer.bias))]
     begins = dict(zip(map(id, parameters), np.cumsum([0, *(p.numel() for p in parameters)]), strict=False))
-    shape = shape_of(memory, linear, activation, lambda parameter: int(begins[id(parameter)]))
+    shape = shape_of(memory, linear, activation, lambda parameter: int(begins[id(parameter)]), rounded)
     return shape, torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).numpy()
 
 
 def layers_of(linear: Sequence[nn.Linear], begins: Callable[[Tensor], int]) -> Shape:
     """Linear layers with tanh between them, and no memory."""
     n_inputs = linear[0].in_features if linear else 0
-    return Shape(0, 0, n_inputs, np.zeros((0, 3), np.int64), dense_of(linear, begins), False)
+    return Shape(0, 0, n_inputs, np.zeros((0, 3), np.int64), dense_of(linear, begins), False, False)
 
 
 def dense_of(linear: Sequence[nn.Linear], begins: Callable[[Tensor], int]) -> Array:

@@ -31,6 +31,7 @@ FIXED: dict[str, str] = {
     "critic.n_atoms": "it changes the shape of the critics",
     "critic.grid": "a trained head would stand for other levels than it learned",
     "critic.tail_alpha": "a trained head would stand for other levels than it learned",
+    "critic.precision": "it changes how fast a member is, and hardly how it learns",
     "critic.support": "a trained head would stand for other returns than it learned",
     "return_scale.enabled": "a trained critic would be read in another unit than it learned",
     "risk.mode": "it decides which heads and which state there are",

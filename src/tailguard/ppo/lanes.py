@@ -89,12 +89,20 @@ class CompiledTrunk:
     """A trunk with its head, ready for the loops."""
 
     def __init__(
-        self, vector: ParameterVector, memory: LSTM, trunk: Trunk, head: nn.Module, last: nn.Linear, in_pairs: bool
+        self,
+        vector: ParameterVector,
+        memory: LSTM,
+        trunk: Trunk,
+        head: nn.Module,
+        last: nn.Linear,
+        in_pairs: bool,
+        rounded: bool = False,
     ) -> None:
+        """Factors of bfloat16: `in_pairs` on the way back, `rounded` on the way there."""
         inside = {id(parameter) for module in (trunk, head) for parameter in module.parameters()}
         own = [parameter for parameter in vector.parameters if id(parameter) in inside]
         self.stretch = Stretch(vector, own, N_LANES)
-        self.shape = shape_of(memory, trunk.linear(last), trunk.activation, self.stretch.begins)
+        self.shape = shape_of(memory, trunk.linear(last), trunk.activation, self.stretch.begins, rounded)
         size = memory_size(self.shape)
         if size > self.shape.dense[:, :2].min() or size < self.shape.recurrent.max():
             raise StateError("The loops need a trunk's memory to come first among its parameters.")
@@ -249,7 +257,7 @@ class CompiledCritic:
         if memory is None:
             return None
         risk_value = CompiledRiskValue(policy.risk_value if c == 0 else None, vector, N_LANES, in_pairs)
-        trunk = CompiledTrunk(vector, memory, critic.trunk, head, head.last_layer, in_pairs)
+        trunk = CompiledTrunk(vector, memory, critic.trunk, head, head.last_layer, in_pairs, head.config.rounded)
         return cls(trunk, critic, c, risk_value)
 
     @property

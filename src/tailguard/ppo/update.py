@@ -93,17 +93,27 @@ class Learner:
         )
         self.skipped = SkippedSteps(config.max_skipped_steps)
         self.compiled = CompiledGradients(policy, self.vector, adversary.idle, config.gradient_precision == "bfloat16")
-        if config.gradient_precision != "float32" and len(self.compiled.known) < len(self.trunks):
-            raise ConfigError(
-                f"gradient_precision={config.gradient_precision!r} is a matter of the compiled loops, and these "
-                "settings leave some gradients to torch (docs/speed.md says which). Use gradient_precision='float32'."
-            )
+        self.refuse_what_torch_does_not_round()
         self.threads = Threads(config.update_threads, N_LANES * (1 + len(policy.critics)), config.torch_threads)
         if isinstance(self.optimizer, GatedOptimizer):
             self.optimizer.run = self.threads.run
         critics = [self.vector.span(f"critics.{c}.") for c in range(len(policy.critics))]
         cuts = [0, *(critic.start for critic in critics), critics[-1].stop, self.vector.flat.numel()]
         self.cuts, self.squares = np.array(cuts), np.zeros(len(cuts) - 1)  # of actor, critics and the rest
+
+    def refuse_what_torch_does_not_round(self) -> None:
+        """bfloat16 is a matter of the compiled loops."""
+        left_to_torch = set(self.trunks) - set(self.compiled.known)
+        asked = {
+            "gradient_precision": (self.config.gradient_precision, left_to_torch),
+            "critic.precision": (self.config.critic.precision, left_to_torch - {ACTOR}),
+        }
+        for name, (precision, without) in asked.items():
+            if precision != "float32" and without:
+                raise ConfigError(
+                    f"{name}={precision!r} is a matter of the compiled loops, and these settings leave some of that "
+                    f"work to torch (docs/speed.md says which). Use {name}='float32'."
+                )
 
     def step(self, choice: Choice, now: Knobs, micro_sequences: int | None) -> Mapping[Metric, float] | None:
         """One optimizer step on one batch; None when the batch holds no valid sample and no step was taken."""
