@@ -34,12 +34,6 @@ AB: dict[str, dict[str, Any]] = {
     "AdaptiveUPGD + VGS": {"optimizer": "adaptive_upgd", "vgs": {"alpha": 0.1}},
     "Adam, min of twin critics": {"optimizer": "adam", "critic": {"aggregation": "min"}},
     "Adam, single critic": {"optimizer": "adam", "critic": {"twin": False}},
-    "Adam, bfloat16 gradients": {"optimizer": "adam", "gradient_precision": "bfloat16"},
-    "Adam, bfloat16 gradients and critics": {
-        "optimizer": "adam",
-        "gradient_precision": "bfloat16",
-        "critic": {"precision": "bfloat16"},
-    },
 }
 
 

@@ -155,7 +155,7 @@ def paired_panels(matrix, words):  # type: ignore[no-untyped-def]
 
 @compiled
 def words_of(panels):  # type: ignore[no-untyped-def]
-    """Where float32 panels (N, K, COLUMNS) lie once they are rounded to pairs of rows: in the first half of their room."""
+    """Where float32 panels (N, K, COLUMNS) lie once they are rounded to pairs of rows: the first half of their room."""
     n_panels, height, _ = panels.shape
     n_words = -(-height // 2)
     room = panels.reshape(panels.size)[: n_panels * n_words * COLUMNS]

@@ -201,8 +201,11 @@ def write_laws(
 
 
 def decode(normalized: Tensor, scale: Affine) -> Floats:
-    """Normalized units to raw reward units."""
-    return scale.mean + scale.std * normalized.numpy(force=True)
+    """Normalized units to raw reward units, in place: a long rollout's laws are large."""
+    raw: Floats = normalized.numpy(force=True)
+    raw *= scale.std
+    raw += scale.mean
+    return raw
 
 
 def estimate_advantages(buffer: RolloutBuffer, gamma: float, lam: float) -> None:
