@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tailguard.loops import compiled, wide_vectors
+from tailguard.loops import compiled, fused_multiply_add, wide_vectors
 from tailguard.losses.risk import midpoint_levels
 
 ZERO, HALF, ONE = (np.float32(x) for x in (0.0, 0.5, 1.0))
@@ -107,7 +107,7 @@ def huber_pull(error, level, width):  # type: ignore[no-untyped-def]
     """Loss of one sample at one level, and its slope: the level's weight times Huber's slope."""
     near = min(max(error, -width), width)
     pull = (level if error >= ZERO else ONE - level) * (near * (ONE / width))
-    return pull * (error - HALF * near), pull
+    return pull * fused_multiply_add(-HALF, near, error), pull  # half of it is exact, so no bit changes
 
 
 def clip_quantiles(quantiles: Tensor, old: Tensor, clip_range: float, mode: ValueClipMode) -> Tensor:
