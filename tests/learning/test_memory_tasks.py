@@ -12,6 +12,7 @@ from tests.environments import Recall, cartpole, pendulum, vectorized
 from tests.learning.seeds import interquartile_mean, mean_return, over_seeds
 
 pytestmark = pytest.mark.slow
+MANY = range(20)  # seeds: single ones lie so far apart here that five tell little
 
 
 def cartpole_return(seed: int, policy: str) -> float:
@@ -20,7 +21,7 @@ def cartpole_return(seed: int, policy: str) -> float:
 
 
 def test_cartpole_without_velocities_is_solved_with_memory() -> None:
-    assert interquartile_mean(over_seeds(cartpole_return, "MlpLstmPolicy")) >= 475.0
+    assert interquartile_mean(over_seeds(cartpole_return, "MlpLstmPolicy", seeds=MANY)) >= 475.0
 
 
 def test_cartpole_without_velocities_is_out_of_reach_without_memory() -> None:
@@ -35,11 +36,11 @@ def pendulum_return(seed: int) -> float:
     settings: dict[str, Any] = {"gamma": 0.9, "n_steps": 512, "batch_size": 256, "seed": seed}
     settings["policy_kwargs"] = {"log_std_init": -0.5}
     model = DistributionalPPO("MlpLstmPolicy", pendulum(8, seed), **settings).learn(100_000)
-    return mean_return(model, pendulum(10, seed=1_000 + seed), episodes=50)
+    return mean_return(model, pendulum(10, seed=1_000 * (1 + seed)), episodes=100)  # no two share a first position
 
 
 def test_pendulum_without_velocity_reaches_the_published_level() -> None:
-    assert interquartile_mean(over_seeds(pendulum_return)) >= -218.0
+    assert interquartile_mean(over_seeds(pendulum_return, seeds=MANY)) >= -218.0
 
 
 def recall_rate(seed: int, policy: str, delay: int, steps: int) -> float:
