@@ -50,7 +50,7 @@ def test_the_report_shows_both_clocks_and_every_learner() -> None:
     assert "| 8 | 2 | 8 | 60 | 6 | 10.0 | 30 | 3 | 10.0 |" in text
     assert "| 8 | 2 | 8 | 90 | 6 | 15.0 | 45 | 3 | 15.0 |" in text
     assert f"ours / {LEARNERS['jax'].title} | **3.0** | 3.0 | **3.0** | 3.0 |" in text
-    assert f"ours, bfloat16 gradients / {LEARNERS['jax'].title} | **4.5** | 4.5 | **4.5** | 4.5 |" in text
+    assert f"ours, bfloat16 / {LEARNERS['jax'].title} | **4.5** | 4.5 | **4.5** | 4.5 |" in text
 
 
 @pytest.mark.parametrize("env", ["trading", "cartpole"])
