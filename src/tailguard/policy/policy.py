@@ -185,12 +185,11 @@ class Critic(nn.Module):
 
     def reader(self, sequence_length: int) -> TrunkReader | None:
         """This critic in compiled loops, with the weights as they are now; None where torch has to do the work."""
-        last = self.head.last_layer
-        memory = self.trunk.compiled_memory(last) if isinstance(self.head, QuantileHead) else None
+        last, trunk, rounded = self.head.last_layer, self.trunk, self.head.config.rounded
+        memory = trunk.compiled_memory(last) if isinstance(self.head, QuantileHead) else None
         if memory is None:
             return None
-        linear, rounded = self.trunk.linear(last), self.head.config.rounded
-        return TrunkReader(memory, linear, self.trunk.activation, rounded, sequence_length)
+        return TrunkReader(memory, trunk.linear(last), trunk.activation, rounded, sequence_length)
 
     def judged(self, remembered: Tensor) -> Judged:
         """From the memory's output to the law."""
