@@ -10,10 +10,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from tailguard.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler, kernels, shares
-from tailguard.optim.gating import GatedOptimizer
-from tailguard.optim.shares import LARGE
-from tailguard.ppo.threads import Threads
+from tailguard.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler, kernels
 
 MODES = [
     {},
@@ -26,15 +23,14 @@ MODES = [
 
 @pytest.mark.parametrize("options", MODES, ids=str)
 @pytest.mark.parametrize("ours", [UPGD, AdaptiveUPGD, UPGDW])
-@pytest.mark.parametrize("large", [2_048, LARGE])
-def test_fused_and_torch_paths_agree(ours, options, large, monkeypatch):
-    """Sizes around the kernels' block of 1,024. Noisy steps: agreement after ten is agreement of every part."""
-    monkeypatch.setattr(shares, "LARGE", large)  # with the first the largest parameter moves in two shares
+def test_fused_and_torch_paths_agree(ours, options):
+    """Sizes around the kernels' block of 1,024 and share of 8,192. Noisy steps: agreement after ten is agreement of
+    every part."""
     settings = {"lr": 0.01, "sigma": 0.1, "weight_decay": 0.1, **options}
     weights, gates = [], []
     for fused in (True, False):
         torch.manual_seed(0)
-        params = [nn.Parameter(torch.randn(size)) for size in (1, 3, 1023, 1024, 1025, 5000)]
+        params = [nn.Parameter(torch.randn(size)) for size in (1, 3, 1023, 1024, 1025, 8191, 20_000)]
         optimizer = ours(params, fused=fused, generator=torch.Generator().manual_seed(0), **settings)
         for _ in range(10):
             for param in params:
@@ -89,23 +85,6 @@ def test_scaler_statistics_do_not_depend_on_the_path_or_the_cut(statistic):
     reference = scalers[1].get_tensor_variances()
     for scaler in scalers:
         np.testing.assert_allclose(scaler.get_tensor_variances(), reference, rtol=1e-4)
-
-
-@pytest.mark.parametrize("kind", [UPGD, AdaptiveUPGD, UPGDW])
-def test_who_works_on_the_parts_of_a_large_parameter_changes_no_bit(kind: type[GatedOptimizer]) -> None:
-    def moved(n_threads: int) -> tuple[torch.Tensor, float]:
-        weights = torch.nn.Parameter(torch.randn(3 * LARGE + 5, generator=torch.Generator().manual_seed(0)))
-        optimizer = kind([weights], lr=1e-2, generator=torch.Generator().manual_seed(1))
-        optimizer.run = Threads(n_threads, 2, None).run
-        for k in range(3):
-            weights.grad = torch.sin(weights.detach() * (k + 1))
-            optimizer.step()
-        return weights.detach(), optimizer.mean_gate
-
-    (alone, gate), (together, same_gate) = moved(1), moved(2)
-    assert torch.equal(alone, together)
-    assert gate == same_gate
-    assert gate != 1.0
 
 
 @pytest.mark.parametrize("size", [1, 1024, kernels.CHUNK - 1, 3 * kernels.CHUNK + 5])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tailguard.optim import kernels
-from tailguard.optim.gating import Batch, Gate, GatedOptimizer, Protect, StepNoise, track_utility
-from tailguard.optim.shares import extremes_of
+from tailguard.optim.gating import Batch, Gate, GatedOptimizer, Protect, StepNoise, extremes_of, track_utility
+from tailguard.optim.kernels import Array
 
 
 class AdaptiveUPGD(GatedOptimizer):
@@ -75,10 +74,13 @@ class AdaptiveUPGD(GatedOptimizer):
         return self._track_fused(batch) if batch.fused else self._track_torch(batch)
 
     def _track_fused(self, batch: Batch) -> tuple[float, float]:
-        keeps = [1.0 - beta for beta in (batch.group["beta_utility"], *batch.group["betas"])]
-        numbers = np.array([*keeps, self._l2(batch.group)], np.float32)
-        calls = [partial(kernels.track_utility_and_moments, *part.arrays, numbers) for part in batch.parts]
-        return extremes_of(self.run(calls))
+        numbers, whole = self.averaging(batch.group), np.float32(1.0)
+        return extremes_of([kernels.track_utility_and_moments(*part.arrays, whole, numbers) for part in batch.parts])
+
+    def averaging(self, group: dict[str, Any]) -> Array:
+        """What the averages keep of the newest utility, gradient and square, and the weight decay in the gradient."""
+        keeps = [1.0 - beta for beta in (group["beta_utility"], *group["betas"])]
+        return np.array([*keeps, self._l2(group)], np.float32)
 
     def _track_torch(self, batch: Batch) -> tuple[float, float]:
         extremes = track_utility(batch, self.gate)
@@ -107,8 +109,10 @@ class AdaptiveUPGD(GatedOptimizer):
         return direction
 
     def _move_fused(self, batch: Batch, centre: float, width: float, noise: StepNoise | None) -> float:
-        numbers = [*self._fused_numbers(batch, centre, width, noise), *self._corrections(batch)]
-        told = self.protect == "weights", np.array(numbers, np.float32)
+        told = self.protect == "weights", np.array([centre, width, *self.moving(batch, noise)], np.float32)
         kicks = zip(batch.parts, self._fused_noise(batch, noise), strict=True)
-        calls = [partial(kernels.move_along_adam, w, u, m, v, kick, *told) for (_, (w, _, u, m, v)), kick in kicks]
-        return sum(self.run(calls))
+        return float(sum(kernels.move_along_adam(w, u, m, v, kick, *told) for (_, (w, _, u, m, v)), kick in kicks))
+
+    def moving(self, batch: Batch, noise: StepNoise | None) -> list[float]:
+        """Rate, decay, sigma, and Adam's scale and eps."""
+        return [*self._fused_numbers(batch, noise), *self._corrections(batch)]

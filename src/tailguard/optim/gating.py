@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,10 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from tailguard.errors import ConfigError, StateError, did_you_mean
-from tailguard.loops import Run, one_by_one
 from tailguard.optim.kernels import Array
 from tailguard.optim.noise import NoisePool
-from tailguard.optim.shares import Part, parts_of
 
 Gate = Literal["max", "minmax"]
 Protect = Literal["weights", "noise"]
@@ -24,6 +22,13 @@ Group = dict[str, Any]
 
 STATE_VERSION = 1
 MODES: dict[str, tuple[str, ...]] = {"gate": ("max", "minmax"), "protect": ("weights", "noise")}
+
+
+class Part(NamedTuple):
+    """What one call of a fused kernel works on: a parameter."""
+
+    place: int  # in the concatenation of all parameters: where its noise is read
+    arrays: list[Array]  # parameter, gradient and buffers
 
 
 @dataclass
@@ -84,8 +89,6 @@ class GatedOptimizer(Optimizer):
     """Whether a factor on the gradient cancels: then whoever damps the gradient must damp the step instead."""
     buffers: ClassVar[tuple[str, ...]]
     """Names of the state tensors, each shaped like its parameter."""
-    run: Run = staticmethod(one_by_one)
-    """How the fused kernels' calls are made; whoever owns threads may put another one here."""
 
     def __init__(
         self,
@@ -145,11 +148,11 @@ class GatedOptimizer(Optimizer):
     @torch.no_grad()
     def advance(self) -> None:
         """The step itself, without the profiler's records and the hooks that torch wraps around `step`."""
-        batches = self._batches()
+        batches = self.batches()
         if batches:
             extremes = [self._track(batch) for batch in batches]
             gates = self._gate_range(batches, extremes)
-            noise = self._draw_noise(batches)
+            noise = self.draw_noise(batches)
             self._gate_sums = [self._move(batch, gates, noise) for batch in batches]
             self._gate_count = sum(param.numel() for batch in batches for param in batch.params)
 
@@ -192,7 +195,8 @@ class GatedOptimizer(Optimizer):
 
     # Noise
 
-    def _draw_noise(self, batches: list[Batch]) -> StepNoise | None:
+    def draw_noise(self, batches: list[Batch]) -> StepNoise | None:
+        """Where the next step reads its noise; None where there is none."""
         if all(group["sigma"] == 0 for group in self.param_groups):
             return None
         offset, sign = self.noise.draw(self._total())
@@ -226,6 +230,11 @@ class GatedOptimizer(Optimizer):
             return total
         return self._move_torch(batch, centre, width, noise)
 
+    def note_moves(self, batch: Batch, gates: list[float]) -> None:
+        """Somebody else has moved a fused batch, which is all there is; gates: sums of the last step's, by share."""
+        torch.autograd.graph.increment_version(batch.params)
+        self._gate_sums, self._gate_count = [sum(gates)], sum(param.numel() for param in batch.params)
+
     def _move_torch(self, batch: Batch, centre: float, width: float, noise: StepNoise | None) -> Tensor:
         gate = list(torch._foreach_sub(batch.column("avg_utility"), centre))
         torch._foreach_div_(gate, -width)
@@ -243,21 +252,26 @@ class GatedOptimizer(Optimizer):
         torch._foreach_add_(batch.params, step, alpha=-batch.group["lr"])
         return torch.stack(torch._foreach_norm(gate, 1)).sum()
 
-    def _fused_numbers(self, batch: Batch, centre: float, width: float, noise: StepNoise | None) -> list[float]:
-        """centre, width, rate, decay, sigma: what every moving kernel takes."""
+    def _fused_numbers(self, batch: Batch, noise: StepNoise | None) -> list[float]:
+        """Rate, decay, sigma: what every moving kernel takes."""
         sigma = batch.group["sigma"] * noise.size if noise is not None else 0.0
-        return [centre, width, batch.group["lr"], self._decay(batch.group), sigma]
+        return [batch.group["lr"], self._decay(batch.group), sigma]
 
     def _fused_noise(self, batch: Batch, noise: StepNoise | None) -> list[Array]:
         """Noise per parameter; without noise any finite array serves, because the kernel multiplies it with zero."""
         if noise is None:
             return [part.arrays[2] for part in batch.parts]
-        pool = self.noise.read(batch.params[0].device, batch.params[0].dtype).numpy()[noise.offset :]
+        pool = self.noise_pool(batch)[noise.offset :]
         return [pool[part.place : part.place + part.arrays[0].size] for part in batch.parts]
+
+    def noise_pool(self, batch: Batch) -> Array:
+        """All that a fused batch's noise is read from."""
+        pool: Array = self.noise.read(batch.params[0].device, batch.params[0].dtype).numpy()
+        return pool
 
     # Collecting what steps
 
-    def _batches(self) -> list[Batch]:
+    def batches(self) -> list[Batch]:
         """Parameters with a gradient, their state made when first seen and their step counted."""
         positions = self._positions or self._find_positions()
         batches: dict[tuple[Any, ...], Batch] = {}
@@ -280,7 +294,7 @@ class GatedOptimizer(Optimizer):
                 batch.states.append(state)
                 batch.positions.append(positions[param])
                 if fused:
-                    batch.parts += parts_of(self._arrays_of(param, param.grad, state), positions[param])
+                    batch.parts.append(Part(positions[param], self._arrays_of(param, param.grad, state)))
         return list(batches.values())
 
     def _arrays_of(self, param: Tensor, gradient: Tensor, state: dict[str, Any]) -> list[Array]:
@@ -384,6 +398,11 @@ class GatedOptimizer(Optimizer):
 def flat(tensor: Tensor) -> Array:
     """A CPU tensor as a one-dimensional array: on the same memory when it is contiguous, as a copy otherwise."""
     return tensor.detach().numpy().reshape(-1)
+
+
+def extremes_of(found: list[tuple[float, float]]) -> tuple[float, float]:
+    """(min, max) over all parts."""
+    return min(low for low, _ in found), max(high for _, high in found)
 
 
 def is_fusable(param: Tensor) -> bool:

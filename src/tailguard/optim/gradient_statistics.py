@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +33,19 @@ class Piece:
     tensors: slice
     ends: Array
     param: Tensor
+
+
+class Reading(NamedTuple):
+    """What `kernels.observe_gradients` is told."""
+
+    addresses: Array
+    blocks: Array
+    firsts: Array
+    mean: Array
+    new_mean: Array
+    kept: Array
+    new: Array
+    beta: float
 
 
 POWER, SIGNAL, COUNT = range(3)
@@ -128,17 +141,23 @@ class GradientStatistics:
         # one bad gradient would stay in the averages for ever
         if not waited or not kernels.commit_gradients(self.kept, self.new):
             return False
-        self.mean, self.spare = self.spare, self.mean
-        self.on_host = self.on_host and self.on_host[::-1]
+        return bool(self.follow(1))
+
+    def follow(self, n_committed: int) -> int:
+        """Somebody has committed so many observations, the means by turns; returns how many."""
+        if n_committed % 2:
+            self.mean, self.spare = self.spare, self.mean
+            self.on_host = self.on_host and self.on_host[::-1]
         self._ratio = None
-        return True
+        return n_committed
 
     def observe(self) -> None:
         """Merge the gradients as they are now into a copy of the statistics; `commit` takes it over."""
         grads = [param.grad for param in self.params]
         self._refuse_sparse(grads)
-        if self.statistic == "elementwise" and all(grad is None or is_fusable(grad) for grad in grads):
-            self._observe_fused(grads)
+        if self.fusable(grads):
+            kernels.observe_gradients(*self.reading(grads))
+            self.pending = any(grad is not None for grad in grads)
             return
         seen = np.array([grad is not None for grad in grads])
         if self.segmented:
@@ -150,16 +169,18 @@ class GradientStatistics:
             self._merge_values(self._tensor_values(all(is_fusable(param) for param in self.params)))
         self.pending = bool(seen.any())
 
-    def _observe_fused(self, grads: Sequence[Tensor | None]) -> None:
-        """All gradients in one call, read where they lie."""
+    def fusable(self, grads: Sequence[Tensor | None]) -> bool:
+        """Whether one call can read all of them where they lie."""
+        return self.statistic == "elementwise" and all(grad is None or is_fusable(grad) for grad in grads)
+
+    def reading(self, grads: Sequence[Tensor | None]) -> Reading:
+        """What that call is told; once it was made, an observation is pending."""
         found = [0 if grad is None else grad.data_ptr() for grad in grads]
-        self.pending = any(found)
         self.addresses[:] = found
-        if self.segmented and self.pending:
+        if self.segmented and any(found):
             self.addresses += self.places
         assert self.on_host is not None  # noqa: S101 (a gradient that can be fused is on the host)
-        means = self.on_host
-        kernels.observe_gradients(self.addresses, self.blocks, self.firsts, *means, self.kept, self.new, self.beta)
+        return Reading(self.addresses, self.blocks, self.firsts, *self.on_host, self.kept, self.new, self.beta)
 
     @staticmethod
     def _refuse_sparse(grads: Sequence[Tensor | None]) -> None:

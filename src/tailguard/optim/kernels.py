@@ -22,6 +22,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 BLOCK = 1024
 CHUNK = 64 * BLOCK  # elements whose sum stays in single precision
+SHARE = 8 * BLOCK  # elements whose gates' sum does; several workers move so many at a time (optim/strides.py)
 ZERO, ONE = np.float32(0.0), np.float32(1.0)
 TWO = np.float32(2.0)
 FLAT_TAIL = np.float32(-20.0)  # below it exp(x) is lost beside 1 in float32
@@ -127,8 +128,9 @@ def track_utility(w, g, u, keep):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def track_utility_and_moments(w, g, u, m, v, numbers):  # type: ignore[no-untyped-def]
-    """Update the utility average u and Adam's moments m, v in place; returns (min u, max u).
+def track_utility_and_moments(w, g, u, m, v, clip, numbers):  # type: ignore[no-untyped-def]
+    """Update the utility average u and Adam's moments m, v in place by `clip` times the gradient; returns
+    (min u, max u).
 
     numbers: what the averages keep of the newest utility, gradient and square, and the weight decay in the gradient
     """
@@ -136,11 +138,19 @@ def track_utility_and_moments(w, g, u, m, v, numbers):  # type: ignore[no-untype
     keep, keep1, keep2, l2 = numbers
     n = w.size
     low, high = _no_extremes(n)
+    clipped = np.empty(BLOCK, np.float32)
     for i in range(0, n, BLOCK):
         e = min(n, i + BLOCK)
-        _track_utility(w[i:e], g[i:e], u[i:e], keep, low, high)
-        _track_moments(w[i:e], g[i:e], m[i:e], v[i:e], keep1, keep2, l2)
+        _clip(g[i:e], clip, clipped)
+        _track_utility(w[i:e], clipped, u[i:e], keep, low, high)
+        _track_moments(w[i:e], clipped, m[i:e], v[i:e], keep1, keep2, l2)
     return _extremes(low, high)
+
+
+@compiled
+def _clip(g, clip, clipped):  # type: ignore[no-untyped-def]
+    for j in range(g.size):
+        clipped[j] = clip * g[j]
 
 
 @compiled
@@ -148,14 +158,16 @@ def move_along_gradient(w, g, u, noise, protect_weights, numbers):  # type: igno
     """Gated step along the gradient; returns the sum of the gates. numbers: centre, width, rate, decay, sigma."""
     wide_vectors()
     centre, width, rate, decay, sigma = numbers
-    n = w.size
-    lanes = min(BLOCK, n)
-    gate, total = np.empty(lanes, np.float32), np.zeros(lanes, np.float32)
-    for i in range(0, n, BLOCK):
-        e = min(n, i + BLOCK)
-        _find_gate(u[i:e], centre, width, gate, total)
-        _move(w[i:e], g[i:e], gate, noise[i:e], rate, decay, sigma, protect_weights)
-    return _sum(total)
+    gates, gate, lanes = 0.0, np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    for first in range(0, w.size, SHARE):
+        last = min(w.size, first + SHARE)
+        lanes[:] = ZERO
+        for i in range(first, last, BLOCK):
+            e = min(last, i + BLOCK)
+            _find_gate(u[i:e], centre, width, gate, lanes)
+            _move(w[i:e], g[i:e], gate, noise[i:e], rate, decay, sigma, protect_weights)
+        gates += _sum(lanes)
+    return gates
 
 
 @compiled
@@ -166,17 +178,19 @@ def move_along_adam(w, u, m, v, noise, protect_weights, numbers):  # type: ignor
     """
     wide_vectors()
     centre, width, rate, decay, sigma, scale, eps = numbers
-    n = w.size
-    lanes = min(BLOCK, n)
-    gate, total, d = np.empty(lanes, np.float32), np.zeros(lanes, np.float32), np.empty(lanes, np.float32)
-    for i in range(0, n, BLOCK):
-        e = min(n, i + BLOCK)
-        _find_gate(u[i:e], centre, width, gate, total)
-        mb, vb = m[i:e], v[i:e]
-        for j in range(mb.size):
-            d[j] = scale * mb[j] / (np.sqrt(vb[j]) + eps)
-        _move(w[i:e], d, gate, noise[i:e], rate, decay, sigma, protect_weights)
-    return _sum(total)
+    gates, gate, lanes, d = 0.0, np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    for first in range(0, w.size, SHARE):
+        last = min(w.size, first + SHARE)
+        lanes[:] = ZERO
+        for i in range(first, last, BLOCK):
+            e = min(last, i + BLOCK)
+            _find_gate(u[i:e], centre, width, gate, lanes)
+            mb, vb = m[i:e], v[i:e]
+            for j in range(mb.size):
+                d[j] = scale * mb[j] / (np.sqrt(vb[j]) + eps)
+            _move(w[i:e], d, gate, noise[i:e], rate, decay, sigma, protect_weights)
+        gates += _sum(lanes)
+    return gates
 
 
 @emitted  # type: ignore[untyped-decorator]

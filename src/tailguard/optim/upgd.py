@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,7 @@ import torch
 from torch import Tensor
 
 from tailguard.optim import kernels
-from tailguard.optim.gating import Batch, Gate, GatedOptimizer, Protect, StepNoise, track_utility
-from tailguard.optim.shares import extremes_of
+from tailguard.optim.gating import Batch, Gate, GatedOptimizer, Protect, StepNoise, extremes_of, track_utility
 
 
 class UPGD(GatedOptimizer):
@@ -56,12 +54,12 @@ class UPGD(GatedOptimizer):
         if not batch.fused:
             return track_utility(batch, self.gate)
         keep = np.float32(1.0 - batch.group["beta_utility"])
-        return extremes_of(self.run([partial(kernels.track_utility, *part.arrays, keep) for part in batch.parts]))
+        return extremes_of([kernels.track_utility(*part.arrays, keep) for part in batch.parts])
 
     def _direction(self, batch: Batch) -> list[Tensor]:
         return batch.grads
 
     def _move_fused(self, batch: Batch, centre: float, width: float, noise: StepNoise | None) -> float:
-        told = self.protect == "weights", np.array(self._fused_numbers(batch, centre, width, noise), np.float32)
+        told = self.protect == "weights", np.array([centre, width, *self._fused_numbers(batch, noise)], np.float32)
         kicks = zip(batch.parts, self._fused_noise(batch, noise), strict=True)
-        return sum(self.run([partial(kernels.move_along_gradient, *part.arrays, kick, *told) for part, kick in kicks]))
+        return float(sum(kernels.move_along_gradient(*part.arrays, kick, *told) for part, kick in kicks))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain, islice
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -39,6 +40,8 @@ from tailguard.rollout.targets import return_law_samples, rewards_to_go
 from tailguard.rollout.workers import watch_workers
 from tailguard.schedules import EntropyCoefficient, KLPenalty, value_at
 from tailguard.stateful import Stateful
+
+Results = Mapping[Metric, float]  # of one step
 
 
 class DistributionalPPO(BundledAlgorithm):
@@ -243,8 +246,8 @@ class DistributionalPPO(BundledAlgorithm):
         training, reserved = reserve(sequences.n_sequences, self.config.ev_reserve, self.randomness.batches)
 
         epochs = 0
-        for _ in range(self.config.n_epochs):
-            if not self.run_epoch(sequences, training, now):
+        for results in self.epochs(sequences, training, now):
+            if not self.note_epoch(results):
                 continue
             epochs += 1
             kl = self.meter.mean(metrics.KL)
@@ -295,12 +298,22 @@ class DistributionalPPO(BundledAlgorithm):
         scale, clips = self.return_scale.snapshot, config.critic.value_clip is not None
         return sequences_of(buffer, advantages, target, scale, self.risk.lesson(buffer), clips)
 
-    def run_epoch(self, sequences: SequenceBatch, training: NDArray[Any], now: Knobs) -> bool:
-        """One pass over the training sequences; False when no batch held a valid sample."""
+    def epochs(self, sequences: SequenceBatch, training: NDArray[Any], now: Knobs) -> Iterator[list[Results | None]]:
+        """What the steps of each pass over the training sequences say. Where nothing can stop the update between two
+        passes, they are told to the learner together."""
+        together = self.config.n_epochs if now.target_kl is None else 1
+        for _ in range(0, self.config.n_epochs, together):
+            batches = [minibatches(training, self.batch_sequences, self.randomness.batches) for _ in range(together)]
+            passes = [[Choice(sequences, chosen) for chosen in batch] for batch in batches]
+            steps = self.learner.steps([*chain.from_iterable(passes)], now, self.micro_sequences)
+            for choices in passes:
+                yield list(islice(steps, len(choices)))
+
+    def note_epoch(self, results: list[Results | None]) -> bool:
+        """Add up what an epoch's steps say; False when no batch held a valid sample."""
         first, stepped = metrics.FIRST_LOG_RATIO, False
         self.meter.restart(metrics.KL)
-        for chosen in minibatches(training, self.batch_sequences, self.randomness.batches):
-            stats = self.learner.step(Choice(sequences, chosen), now, self.micro_sequences)
+        for stats in results:
             if stats is not None:
                 seen_first = self.meter.mean(first) is not None  # it is meant for the update's first batch alone
                 self.meter.add({m: v for m, v in stats.items() if not (seen_first and m == first)})

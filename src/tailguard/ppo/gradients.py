@@ -14,6 +14,7 @@ import numpy as np
 
 from tailguard.loops import add_one, borrowed, compiled, latest
 from tailguard.optim.flat import ParameterVector
+from tailguard.optim.strides import Stride, take_step
 from tailguard.policy import RecurrentPolicy
 from tailguard.policy.packing import add_lanes, pack, pack_back
 from tailguard.policy.products import Array
@@ -36,7 +37,7 @@ from tailguard.rollout.sequences import Choice, SequenceBatch
 
 ACTOR, CRITICS = 0, (1, 2)
 N_TRUNKS = 1 + len(CRITICS)
-N_SUMS = 5  # of an actor's lane; a critic's has fewer
+N_SUMS, N_LOSSES = 5, 3  # of an actor's lane, and those of them that its loss is made of; a critic's has fewer
 NO_ROWS = np.zeros((0, 0), np.float32)
 NO_VALUES, NO_FLAGS = np.zeros((0, 0, 0), np.float32), np.zeros((0, 0), np.bool_)
 NOTHING_TAKEN = Taken(NO_VALUES, NO_ROWS, NO_ROWS, NO_FLAGS, (0, 0))
@@ -48,36 +49,40 @@ Known = dict[int, CompiledActor | CompiledCritic]
 
 
 class Board(NamedTuple):
-    """What the workers tell each other about a batch."""
+    """What the workers tell each other about K batches."""
 
-    taken: Array  # (1,) pieces that somebody has begun
-    claimed: Array  # (trunks,) how many wanted to lay the weights out
-    laid_out: Array  # (trunks,) 1 where that is done
-    arrived: Array  # (trunks,) lanes that are finished
-    sums: Array  # (trunks, lanes, 5) what their losses add up to
+    taken: Array  # (K,) pieces that somebody has begun
+    claimed: Array  # (K, trunks) how many wanted to lay the weights out
+    laid_out: Array  # (K, trunks) 1 where that is done
+    arrived: Array  # (K, trunks) lanes that are finished
+    handed_over: Array  # (K,) trunks whose gradient is in its place
+    sums: Array  # (K, trunks, lanes, 5) what their losses add up to
 
 
-def new_board() -> Board:
-    """One for each batch: nobody who is late can write on the next one's."""
-    taken, claimed, laid_out, arrived = (np.zeros(n, np.int64) for n in (1, N_TRUNKS, N_TRUNKS, N_TRUNKS))
-    return Board(taken, claimed, laid_out, arrived, np.zeros((N_TRUNKS, N_LANES, N_SUMS)))
+def new_board(n: int) -> Board:
+    """One for each call: nobody who is late can write on the next one's."""
+    per_batch, per_trunk = (n,), (n, N_TRUNKS)
+    extents = per_batch, per_trunk, per_trunk, per_trunk, per_batch
+    taken, claimed, laid_out, arrived, handed_over = (np.zeros(extent, np.int64) for extent in extents)
+    return Board(taken, claimed, laid_out, arrived, handed_over, np.zeros((n, N_TRUNKS, N_LANES, N_SUMS)))
 
 
 class Told(NamedTuple):
-    """What the workers are told about a batch."""
+    """What the workers are told about K batches."""
 
     pieces: Array  # (n, 2) trunk and lane, in the order in which they are begun
-    chosen: Array  # (B,) sequences
+    chosen: Array  # (B,) sequences of all batches
+    firsts: Array  # (K + 1,) where those of each begin
     filled: Array  # (2, trunks) whether a trunk, or the risk value beside it, has a gradient already
-    numbers: Array  # clip range, coefficients of entropy and KL, divisor of the actor's sum, factor of the critics'
+    numbers: Array  # (K, 5) clip range, coefficients of entropy and KL, divisor of the actor's sum, factor of critics'
 
 
-class Batch(NamedTuple):
+class Work(NamedTuple):
     """Work that has been shared out."""
 
     trunks: Collection[int]
     workers: Sequence[Callable[[], None]]  # each to be called once; when all have returned, the work is done
-    figures: Callable[[], dict[int, Any]]  # of each trunk, afterwards
+    figures: Callable[[], list[dict[int, Any]]]  # of each batch and trunk, afterwards
 
 
 class CompiledGradients:
@@ -89,6 +94,7 @@ class CompiledGradients:
         critics = [CompiledCritic.of(policy, vector, c, in_pairs) for c in range(len(policy.critics))]
         self.actor, self.critics = actor, {1 + c: critic for c, critic in enumerate(critics) if critic is not None}
         self.nobody = CompiledRiskValue(None, vector, N_LANES, in_pairs)
+        self.n_parameters = vector.flat.numel()
         self.rooms: list[Rooms] = []  # of each worker
 
     def forget(self) -> None:
@@ -96,23 +102,44 @@ class CompiledGradients:
         self.actor, self.critics = None, {}
 
     @property
+    def whole(self) -> bool:
+        """Whether no gradient is left to torch."""
+        known = self.known.values()
+        stretches = [part.trunk.stretch for part in known]
+        stretches += [part.risk_value.stretch for part in known if isinstance(part, CompiledCritic)]
+        return bool(sum(stretch.stop - stretch.start for stretch in stretches) == self.n_parameters)
+
+    @property
     def known(self) -> Known:
         """The trunks that the loops may differentiate now."""
         actor: Known = {} if self.actor is None else {ACTOR: self.actor}
         return {j: trunk for j, trunk in (actor | self.critics).items() if trunk.free}
 
-    def begin(self, choice: Choice, now: Knobs, share: float, n_workers: int) -> Batch:
-        """`share` of the gradients of the chosen sequences' mean losses, shared out among so many."""
-        known, n_valid = self.known, max(choice.n_valid, 1)
+    def begin(self, choices: Sequence[Choice], now: Knobs, share: float, n_workers: int, stride: Stride) -> Work:
+        """`share` of the gradients of the chosen sequences' mean losses, shared out among so many workers.
+
+        Several choices are batches of their own, each followed by a step of the stride.
+        """
+        known, n_valid = self.known, [max(choice.n_valid, 1) for choice in choices]
         if not known:
-            return Batch([], [], dict)
-        board = new_board()
-        numbers = [now.clip_range, now.ent_coef, now.kl_beta, n_valid / share, now.vf_coef * share / n_valid]
-        told = Told(pieces_of(tuple(known), n_workers), choice.chosen, self.announce(known), np.array(numbers))
-        key, size = (self, tuple(known), n_workers), lane_size(choice.n_sequences)
-        shares = choice.batch.once((*key, size), partial(self.shares, choice.batch, known, n_workers, size))
-        workers = [partial(work_off, board, told, *part) for part in shares]
-        return Batch(known, workers, partial(figures_of, board.sums, known, now, n_valid))
+            return Work([], [], lambda: [{}])
+        weights = now.clip_range, now.ent_coef, now.kl_beta
+        numbers = [(*weights, n / share, now.vf_coef * share / n) for n in n_valid]
+        sizes, board = [choice.n_sequences for choice in choices], new_board(len(choices))
+        told = Told(
+            pieces_of(tuple(known), n_workers),
+            np.concatenate([choice.chosen for choice in choices]),
+            np.cumsum([0, *sizes]),
+            self.announce(known),
+            np.array(numbers),
+        )
+        batch, size = choices[0].batch, lane_size(max(sizes))
+        key = self, tuple(known), n_workers, size
+        shares = batch.once(key, partial(self.shares, batch, known, n_workers, size))
+        workers = [partial(work_off, board, told, stride, *part) for part in shares]
+        return Work(
+            known, workers, lambda: [figures_of(*done, known, now) for done in zip(board.sums, n_valid, strict=True)]
+        )
 
     def announce(self, known: Known) -> Array:
         """Say which gradients there will be; returns which are there already."""
@@ -157,8 +184,8 @@ def pieces_of(trunks: tuple[int, ...], n_workers: int) -> Array:
     return np.array(pieces)
 
 
-def figures_of(sums: Array, known: Collection[int], now: Knobs, n_valid: int) -> dict[int, Any]:
-    """Means over the batch's valid samples, by trunk."""
+def figures_of(sums: Array, n_valid: int, known: Collection[int], now: Knobs) -> dict[int, Any]:
+    """Means over a batch's valid samples, by trunk."""
     lanes = sums.tolist()
     means = [[sum(part) / n_valid for part in zip(*each, strict=True)] for each in lanes]
     figures: dict[int, Any] = {j: CriticFigures(*means[j][:2]) for j in known if j != ACTOR}
@@ -171,38 +198,52 @@ def figures_of(sums: Array, known: Collection[int], now: Knobs, n_valid: int) ->
 
 
 @compiled
-def work_off(board, told, desks, taken, lessons, risks):  # type: ignore[no-untyped-def]
+def work_off(board, told, stride, desks, taken, lessons, risks):  # type: ignore[no-untyped-def]
+    """Take part in batch after batch, and in the step that follows each, if any does."""
+    board, told, stride = borrowed((board, told, stride))
+    share = borrowed((desks, taken, lessons, risks))
+    for k in range(len(board.taken)):
+        work_off_batch(k, board, told, share)
+        if stride.weights.size:
+            while N_LANES * latest(board.handed_over.ctypes.data + 8 * k) < len(told.pieces):
+                pass
+            if not take_step(stride, k, np.isfinite(board.sums[k, :, :, :N_LOSSES].sum())):
+                break
+
+
+@compiled
+def work_off_batch(k, board, told, share):  # type: ignore[no-untyped-def]
     """Take the next piece until none is left."""
-    board, told, (desks, taken, lessons, risks) = borrowed((board, told, (desks, taken, lessons, risks)))
-    pieces, chosen, filled, numbers = told
-    n_pieces = len(pieces)
+    desks, taken, lessons, risks = share
+    chosen, filled, numbers = told.chosen[told.firsts[k] : told.firsts[k + 1]], told.filled, told.numbers[k]
     while True:
-        piece = add_one(board.taken.ctypes.data)
-        if piece >= n_pieces:
+        piece = add_one(board.taken.ctypes.data + 8 * k)
+        if piece >= len(told.pieces):
             break
-        j, i = pieces[piece]
-        desk = desks[j]
-        lay_out(board, j, desk)
-        lane, sums = lane_of(desk, i, chosen), board.sums[j, i]
+        j, i = told.pieces[piece]
+        desk, place = desks[j], 8 * (N_TRUNKS * k + j)
+        lay_out(board, place, desk)
+        lane, sums = lane_of(desk, i, chosen), board.sums[k, j, i]
         if j == ACTOR:
             sums[:] = actor_lane(lane, taken, numbers)
         else:
             risk, factor = risks[j - 1], np.float32(numbers[4])
             sums[0], sums[1] = critic_lane(lane, lessons[j - 1], factor, risk, risk.gradients[i])
-        if add_one(board.arrived.ctypes.data + 8 * j) == N_LANES - 1:
+        if add_one(board.arrived.ctypes.data + place) == N_LANES - 1:
             leave(desk, filled[0, j])
             if j != ACTOR and risks[j - 1].weights.size:
                 leave(risks[j - 1], filled[1, j])
+            add_one(board.handed_over.ctypes.data + 8 * k)
 
 
 @compiled
-def lay_out(board, j, desk):  # type: ignore[no-untyped-def]
-    """Lay a trunk's weights out, or wait for the one who does."""
-    if add_one(board.claimed.ctypes.data + 8 * j) == 0:
+def lay_out(board, place, desk):  # type: ignore[no-untyped-def]
+    """Lay a trunk's weights out, or wait for the one who does; place: where the board counts them, in bytes"""
+    if add_one(board.claimed.ctypes.data + place) == 0:
         pack(desk.shape, desk.weights, desk.packed)
         pack_back(desk.shape, desk.weights, desk.back)
-        add_one(board.laid_out.ctypes.data + 8 * j)
-    while latest(board.laid_out.ctypes.data + 8 * j) == 0:
+        add_one(board.laid_out.ctypes.data + place)
+    while latest(board.laid_out.ctypes.data + place) == 0:
         pass
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
-from math import hypot, isfinite
+from itertools import pairwise, takewhile
+from math import isfinite, sqrt
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,16 @@ from tailguard.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler, V
 from tailguard.optim.flat import ParameterVector, rescale_moments
 from tailguard.optim.gating import GatedOptimizer
 from tailguard.optim.kernels import squared_norms
+from tailguard.optim.strides import NO_STRIDE, Stride, Strides
 from tailguard.policy import RecurrentPolicy
 from tailguard.ppo.config import PPOConfig
 from tailguard.ppo.gradients import ACTOR, CompiledGradients
-from tailguard.ppo.lanes import N_LANES
+from tailguard.ppo.lanes import N_LANES, lane_size
 from tailguard.ppo.objective import ActorFigures, CriticFigures, Knobs, actor_losses, critic_loss
 from tailguard.ppo.threads import Threads
 from tailguard.rollout.sequences import Choice
+
+Figures = tuple[ActorFigures, list[CriticFigures]]
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -95,11 +98,10 @@ class Learner:
         self.compiled = CompiledGradients(policy, self.vector, adversary.idle, config.gradient_precision == "bfloat16")
         self.refuse_what_torch_does_not_round()
         self.threads = Threads(config.update_threads, N_LANES * (1 + len(policy.critics)), config.torch_threads)
-        if isinstance(self.optimizer, GatedOptimizer):
-            self.optimizer.run = self.threads.run
         critics = [self.vector.span(f"critics.{c}.") for c in range(len(policy.critics))]
         cuts = [0, *(critic.start for critic in critics), critics[-1].stop, self.vector.flat.numel()]
         self.cuts, self.squares = np.array(cuts), np.zeros(len(cuts) - 1)  # of actor, critics and the rest
+        self.strides = Strides(self.optimizer, self.gradient_scaler, self.vector, cuts)
 
     def refuse_what_torch_does_not_round(self) -> None:
         """bfloat16 is a matter of the compiled loops."""
@@ -115,8 +117,39 @@ class Learner:
                     f"work to torch (docs/speed.md says which). Use {name}='float32'."
                 )
 
+    def steps(
+        self, choices: Sequence[Choice], now: Knobs, micro_sequences: int | None
+    ) -> Iterator[Mapping[Metric, float] | None]:
+        """One optimizer step on each batch; None for a batch that holds no valid sample, with which none is taken."""
+        in_one = self.compiled.whole and all(choice.fits(micro_sequences) for choice in choices)
+        while choices:
+            most = self.strides.most_steps if in_one else 0
+            if most == 0:
+                yield self.step(choices[0], now, micro_sequences)
+                choices = choices[1:]
+                continue
+            together = alike(choices[: 1 if self.threads.trials else most])  # while threads are tried, each is timed
+            yield from self.steps_in_one(together, now)
+            choices = choices[len(together) :]
+
+    def steps_in_one(self, choices: Sequence[Choice], now: Knobs) -> list[Mapping[Metric, float] | None]:
+        """Gradients, and what `apply_gradients` does with them, for batch after batch in one call per worker."""
+        valid = [choice for choice in choices if choice.n_valid]
+        found: list[Mapping[Metric, float]] = []
+        self.vector.drop_gradients()
+        if valid:
+            patience = self.skipped.in_a_row, self.skipped.limit
+            with self.strides.prepared(len(valid), now.learning_rate, now.max_grad_norm, patience) as stride:
+                figures = self.differentiate(valid, now, 1.0, stride)
+            for figure, squares, taken in zip(figures, stride.squares(), stride.found.taken.tolist(), strict=True):
+                stats: dict[Metric, float] = {}
+                accumulate(stats, *figure, now.vf_coef, 1.0)
+                found.append({**stats, **self.outcome(squares, taken, isfinite(stats[metrics.LOSS]))})
+        results = iter(found)
+        return [next(results) if choice.n_valid else None for choice in choices]
+
     def step(self, choice: Choice, now: Knobs, micro_sequences: int | None) -> Mapping[Metric, float] | None:
-        """One optimizer step on one batch; None when the batch holds no valid sample and no step was taken."""
+        """The same for one batch, part by part: what the loops must agree with, and the path of what they leave out."""
         if choice.n_valid == 0:
             return None
         self.vector.drop_gradients()
@@ -127,13 +160,20 @@ class Learner:
                 accumulate(stats, *self.backward(micro, now, share), now.vf_coef, share)
         return {**stats, **self.apply_gradients(now, stats[metrics.LOSS])}
 
-    def backward(self, choice: Choice, now: Knobs, share: float) -> tuple[ActorFigures, list[CriticFigures]]:
-        """Add `share` of the gradient of each trunk's loss; trunks have no weight in common, so they need not wait."""
-        batch = self.compiled.begin(choice, now, share, self.threads.count)
-        left = {j: partial(self.gradient_in_torch, j, choice, now, share) for j in self.trunks if j not in batch.trunks}
-        results = self.threads.run_measured([*left.values(), *batch.workers], choice.n_sequences)
-        figures = {**dict(zip(left, results, strict=False)), **batch.figures()}
-        return figures[ACTOR], [figures[j] for j in self.trunks if j != ACTOR]
+    def backward(self, choice: Choice, now: Knobs, share: float) -> Figures:
+        """Add `share` of the gradient of each trunk's loss."""
+        return self.differentiate([choice], now, share, NO_STRIDE)[0]
+
+    def differentiate(self, choices: Sequence[Choice], now: Knobs, share: float, stride: Stride) -> list[Figures]:
+        """The same for several batches, each followed by a step of the stride. Trunks have no weight in common, so
+        that they need not wait for each other."""
+        work = self.compiled.begin(choices, now, share, self.threads.count, stride)
+        left = [j for j in self.trunks if j not in work.trunks]
+        others = [partial(self.gradient_in_torch, j, choices[0], now, share) for j in left]
+        n_sequences = sum(choice.n_sequences for choice in choices)
+        results = self.threads.run_measured([*others, *work.workers], n_sequences)
+        by_trunk = [{**dict(zip(left, results, strict=False)), **figures} for figures in work.figures()]
+        return [(figures[ACTOR], [figures[j] for j in self.trunks if j != ACTOR]) for figures in by_trunk]
 
     @property
     def trunks(self) -> range:
@@ -154,30 +194,35 @@ class Learner:
     def apply_gradients(self, now: Knobs, loss: float) -> Mapping[Metric, float]:
         """Observe, damp, clip, step, commit. A gradient that is not finite changes nothing."""
         gradient = self.vector.gather_gradients()
-        norms = self.norms_of(gradient)
-        norm = hypot(*norms)
+        squares = self.squares_of(gradient)
+        norm = sqrt(sum(squares))
         taken = isfinite(norm) and isfinite(loss)
-        self.skipped.note(taken, "gradient" if isfinite(loss) else "loss")
+        if taken:
+            factor = self.gradient_scaler.scale_gradients(self.optimizer)  # reads the raw gradient, damps a noisy one,
+            left = norm if is_scale_free(self.optimizer) else norm * factor
+            if left > now.max_grad_norm:
+                gradient.mul_(now.max_grad_norm / left)  # then the whole step is bounded,
+            for group in self.optimizer.param_groups:
+                group["lr"] = now.learning_rate
+            scaled_step(self.optimizer, factor)  # then it is taken,
+            self.gradient_scaler.step()  # and only now the statistics move
+        return self.outcome(squares, taken, isfinite(loss))
+
+    def outcome(self, squares: list[float], taken: bool, loss_is_finite: bool) -> Mapping[Metric, float]:
+        """What became of a step; squares: of the norms of actor, critics and the rest."""
+        self.skipped.note(taken, "gradient" if loss_is_finite else "loss")
         if not taken:
             return {metrics.SKIPPED_STEPS: 1.0}
-        stats = {metrics.GRAD_NORM: norm, metrics.SKIPPED_STEPS: 0.0, **critic_norms(*norms[1:-1])}
-        factor = self.gradient_scaler.scale_gradients(self.optimizer)  # reads the raw gradient, damps a noisy one,
-        left = norm if is_scale_free(self.optimizer) else norm * factor
-        if left > now.max_grad_norm:
-            gradient.mul_(now.max_grad_norm / left)  # then the whole step is bounded,
-        for group in self.optimizer.param_groups:
-            group["lr"] = now.learning_rate
-        scaled_step(self.optimizer, factor)  # then it is taken,
-        self.gradient_scaler.step()  # and only now the statistics move
-        return stats
+        norms = critic_norms(*map(sqrt, squares[1:-1]))
+        return {metrics.GRAD_NORM: sqrt(sum(squares)), metrics.SKIPPED_STEPS: 0.0, **norms}
 
-    def norms_of(self, gradient: Tensor) -> list[float]:
-        """Of actor, critics and the rest."""
+    def squares_of(self, gradient: Tensor) -> list[float]:
+        """Squared norms of actor, critics and the rest."""
         if not gradient.is_cpu:
-            return [float(gradient[a:b].norm()) for a, b in pairwise(self.cuts)]
+            return [float(gradient[a:b].square().sum()) for a, b in pairwise(self.cuts)]
         squared_norms(gradient.numpy(), self.cuts[:-1], self.cuts[1:], self.squares)
-        norms: list[float] = np.sqrt(self.squares).tolist()
-        return norms
+        squares: list[float] = self.squares.tolist()
+        return squares
 
     def figures(self) -> dict[str, float]:
         """What scaler and optimizer have to say, once per update."""
@@ -194,6 +239,11 @@ class Learner:
         for layer, weight_factor, gradient_factor in rescaled:
             spans = [self.vector.where(parameter) for parameter in (layer.weight, layer.bias)]
             rescale_moments(state, spans, gradient_factor, weight_factor)
+
+
+def alike(choices: Sequence[Choice]) -> Sequence[Choice]:
+    """The first ones of equal lanes: sums of bfloat16 depend on how many sequences there is room for."""
+    return list(takewhile(lambda choice: lane_size(choice.n_sequences) == lane_size(choices[0].n_sequences), choices))
 
 
 def critic_norms(*norms: float) -> dict[Metric, float]:

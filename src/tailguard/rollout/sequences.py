@@ -96,9 +96,13 @@ class Choice:
     def copy(self) -> SequenceBatch:
         return self.batch.select(self.chosen)
 
+    def fits(self, n_sequences: int | None) -> bool:
+        """Whether there are at most so many; None bounds nothing."""
+        return n_sequences is None or self.n_sequences <= n_sequences
+
     def split(self, n_sequences: int | None) -> list[Choice]:
         """Micro-batches of at most n_sequences; None leaves the batch whole."""
-        if n_sequences is None or n_sequences >= self.n_sequences:
+        if n_sequences is None or self.fits(n_sequences):
             return [self]
         firsts = range(0, self.n_sequences, n_sequences)
         return [Choice(self.batch, self.chosen[first : first + n_sequences]) for first in firsts]
