@@ -14,7 +14,7 @@ from tailguard.policy.action_heads import ActionHead
 from tailguard.policy.packing import packed_weights
 from tailguard.policy.products import Array
 from tailguard.policy.recurrent import LSTM, State
-from tailguard.policy.trunk_kernel import Room, Seen, last_out, room_for, trunk_forward
+from tailguard.policy.trunk_kernel import Room, Seen, copy_row, last_out, room_for, trunk_forward
 from tailguard.policy.trunk_layout import Shape, weights_of
 
 Step = Callable[[Tensor, State], tuple[Tensor, State]]
@@ -65,9 +65,10 @@ def step_kernel(output, next_hidden, next_cell, x, starts, hidden, cell, chosen,
     shape, room = borrowed((Shape(*parts[:N_SHAPE]), Room(*parts[N_SHAPE:])))
     seen = borrowed(Seen(x, starts, hidden, cell, chosen))
     trunk_forward(shape, borrowed(flat), borrowed(packed), room, seen, 0, room.kept.shape[1])
-    output[:] = last_out(shape, room, room.outs)
-    next_hidden[:] = room.hidden[:, 0]
-    next_cell[:] = room.cells[:, 0]
+    copy_row(last_out(shape, room, room.outs).reshape(output.size), output.reshape(output.size))
+    size = next_hidden.size  # rooms hold one step
+    copy_row(room.hidden.reshape(size), next_hidden.reshape(size))
+    copy_row(room.cells.reshape(size), next_cell.reshape(size))
 
 
 class Acting:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tailguard.loops import compiled, wide_vectors
+from tailguard.loops import arrays_apart, compiled, wide_vectors
 from tailguard.policy.lstm_kernel import ONE, ZERO, backward_kernel, forward_kernel, tanh
 from tailguard.policy.pairs import apply_weights, pull_back, weigh
 from tailguard.policy.products import COLUMNS, Array, n_panels_of
@@ -84,7 +84,10 @@ def room_for(shape: Shape, n_steps: int, n_sequences: int) -> Room:
 @compiled
 def joined_before(shape, k):  # type: ignore[no-untyped-def]
     """Columns of the layers before, each with so many to spare that every row begins with a line of the cache."""
-    return sum([n_panels_of(columns(shape, i)) * COLUMNS for i in range(k)])
+    n_columns = 0
+    for i in range(k):
+        n_columns += n_panels_of(columns(shape, i)) * COLUMNS
+    return n_columns
 
 
 @compiled
@@ -154,19 +157,33 @@ def trunk_forward(shape, flat, packed, room, seen, low, high):  # type: ignore[n
 def take_up(shape, room, seen, low, high):  # type: ignore[no-untyped-def]
     """Copy inputs, first states and episode starts."""
     n_steps, size, n_units = room.d_hidden.shape
-    for i in range(size):
-        there = low + i < high
-        s = seen.chosen[low + i] if there else 0
-        for k in range(shape.n_layers):
-            joined = joined_of(shape, room, k)
-            for j in range(n_units):
-                joined[0, i, j] = seen.hidden[k, s, j] if there else ZERO
-                room.first[k, i, j] = seen.cell[k, s, j] if there else ZERO
-        entry = joined_of(shape, room, 0)
-        for t in range(n_steps):
-            room.kept[t, i] = ZERO if there and t > 0 and seen.starts[t, s] else ONE
+    n_there = min(size, high - low)
+    for k in range(shape.n_layers):
+        hidden, cell = joined_of(shape, room, k)[0], room.first[k]
+        for i in range(n_there):
+            s = seen.chosen[low + i]
+            copy_row(seen.hidden[k, s], hidden[i, :n_units])
+            copy_row(seen.cell[k, s], cell[i])
+        hidden[n_there:, :n_units] = ZERO
+        cell[n_there:] = ZERO
+    entry, last = joined_of(shape, room, 0), n_units + shape.n_inputs
+    for t in range(n_steps):
+        kept, inputs = room.kept[t], entry[t, :, n_units:last]
+        for i in range(n_there):
+            s = seen.chosen[low + i]
+            kept[i] = ZERO if t > 0 and seen.starts[t, s] else ONE
             for j in range(shape.n_inputs):
-                entry[t, i, n_units + j] = seen.x[t, s, j] if there else ZERO
+                inputs[i, j] = seen.x[t, s, j]
+        kept[n_there:] = ONE
+        inputs[n_there:] = ZERO
+
+
+@compiled
+def copy_row(row, result):  # type: ignore[no-untyped-def]
+    wide_vectors()
+    arrays_apart()
+    for j in range(len(row)):
+        result[j] = row[j]
 
 
 @compiled

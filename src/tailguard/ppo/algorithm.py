@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from itertools import chain, islice
 from typing import Any, ClassVar, Self
 
@@ -326,13 +325,7 @@ class DistributionalPPO(BundledAlgorithm):
         """Measure on the reserve, move the controllers, log everything once, check the alerts."""
         progress, scale, live = 1.0 - self._current_progress_remaining, self.return_scale.snapshot, self.live
         self.policy.narrow(progress)
-        ev, figures, memories = self.learner.threads.run(
-            [
-                partial(explained_variance, self.policy, reserved, scale),
-                partial(self.rollout_figures, scale),
-                partial(memory_figures, live) if live is not None else dict,
-            ]
-        )
+        ev = explained_variance(self.policy, reserved, scale)
         if ev is not None:
             self.meter.add({metrics.EXPLAINED_VARIANCE: ev})
         elif reserved.n_sequences:
@@ -354,14 +347,14 @@ class DistributionalPPO(BundledAlgorithm):
                 metrics.RETURN_MEAN: scale.mean,
                 metrics.RETURN_STD: scale.std,
                 metrics.N_UPDATES: float(self._n_updates),
-                **figures,
+                **self.rollout_figures(scale),
                 **self.trading.figures(),
             }
         )
         if self.config.kl_penalty.target is not None:
             self.meter.add({metrics.KL_BETA: now.kl_beta})
         logged = self.meter.flush(self.logger)
-        further = {**self.learner.figures(), **memories}
+        further = {**self.learner.figures(), **(memory_figures(live) if live is not None else {})}
         for name, value in further.items():
             self.logger.record(name, value)
         self.alerts.check(logged | further, self.logger)

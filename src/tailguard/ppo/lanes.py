@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from tailguard.errors import StateError
-from tailguard.loops import compiled
+from tailguard.loops import compiled, wide_vectors
 from tailguard.losses.surrogate import actor_objective_kernel
 from tailguard.losses.value import quantile_huber_kernel
 from tailguard.optim.flat import ParameterVector
@@ -28,7 +28,15 @@ from tailguard.policy.policy import Critic, Trunk
 from tailguard.policy.products import Array
 from tailguard.policy.recurrent import LSTM
 from tailguard.policy.rooms import Rooms
-from tailguard.policy.trunk_kernel import Room, Seen, features_of, last_out, trunk_backward, trunk_forward
+from tailguard.policy.trunk_kernel import (
+    Room,
+    Seen,
+    copy_row,
+    features_of,
+    last_out,
+    trunk_backward,
+    trunk_forward,
+)
 from tailguard.policy.trunk_layout import Shape, memory_size, room_for_back, room_for_packed, shape_of
 from tailguard.ppo.risk_lane import CompiledRiskValue, learn_beside
 from tailguard.ppo.stretch import Stretch
@@ -207,6 +215,14 @@ def actor_lane(lane, taken, numbers):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def weigh_row(row, factor, counts):  # type: ignore[no-untyped-def]
+    """Multiply a sample's gradient, which is zero where it does not count."""
+    wide_vectors()
+    for j in range(len(row)):
+        row[j] = factor * row[j] if counts else ZERO
+
+
+@compiled
 def clear(shape, gradient, empty):  # type: ignore[no-untyped-def]
     """Zero what the loops add to; the memory's part is filled by the first of them, unless the lane is empty."""
     gradient[0 if empty else memory_size(shape) :] = ZERO
@@ -291,12 +307,11 @@ def critic_lane(lane, lesson, factor, beside, d_beside):  # type: ignore[no-unty
         find_valid(lesson.valid, chosen, counts)
         for m in range(rows):
             if counts[m]:
-                samples[m] = lesson.target[m // size, chosen[m % size]]
+                copy_row(lesson.target[m // size, chosen[m % size]], samples[m])
         quantile_huber_kernel(output, samples, lesson.levels, lesson.kappa, loss, d_output)
         for m in range(rows):
             total += float(loss[m]) if counts[m] else 0.0
-            for q in range(d_output.shape[1]):
-                d_output[m, q] = factor * d_output[m, q] if counts[m] else ZERO
+            weigh_row(d_output[m], factor, counts[m])
         if beside.weights.size:
             risk_total += learn_beside(beside, d_beside, features_of(shape, room), chosen, counts, factor)
         trunk_backward(shape, back, room, gradient, low > start)
