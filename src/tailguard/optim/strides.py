@@ -33,11 +33,13 @@ from tailguard.optim.kernels import (
     squared_norms,
     track_utility_and_moments,
 )
+from tailguard.optim.upgdw import UPGDW
 
 MOST_STEPS = 16  # at a time: an interrupt waits for their end
 MEASURE, TRACK, MOVE = range(3)  # the stages of a step
 N_STAGES = 3
 ONE = np.float32(1.0)
+KNOWN = (AdaptiveUPGD, UPGDW)
 
 
 class Stride(NamedTuple):
@@ -118,11 +120,12 @@ class Strides:
 
     @property
     def most_steps(self) -> int:
-        """At a time. None where the loops do not all that optimizer and scaler would, or somebody hangs on the step;
+        """At a time: none where the loops do not do all that optimizer and scaler would, or somebody hangs on the step;
         one where the scaler damps each by what it saw before it."""
         optimizer = self.optimizer
         known = (
             isinstance(optimizer, AdaptiveUPGD)
+            and type(optimizer) in KNOWN  # others may do something else
             and optimizer.gate == "max"
             and optimizer.fused
             and not optimizer.adaptive_noise
