@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -13,69 +12,15 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from tailguard.errors import ConfigError, StateError, did_you_mean
+from tailguard.optim.batches import Batch, GateRange, Group, Part, StepNoise, Views
 from tailguard.optim.kernels import Array
 from tailguard.optim.noise import NoisePool
 
 Gate = Literal["max", "minmax"]
 Protect = Literal["weights", "noise"]
-Group = dict[str, Any]
 
 STATE_VERSION = 1
 MODES: dict[str, tuple[str, ...]] = {"gate": ("max", "minmax"), "protect": ("weights", "noise")}
-
-
-class Part(NamedTuple):
-    """What one call of a fused kernel works on: a parameter."""
-
-    place: int  # in the concatenation of all parameters: where its noise is read
-    arrays: list[Array]  # parameter, gradient and buffers
-
-
-@dataclass
-class Batch:
-    """Parameters that step alike: one group, device, type and step count, so that one call treats them all."""
-
-    group: Group
-    step: int
-    fused: bool
-    params: list[Tensor]
-    grads: list[Tensor]
-    states: list[dict[str, Any]]
-    positions: list[int]  # of each parameter in the concatenation of all
-    parts: list[Part]  # of a fused batch
-
-    def column(self, name: str) -> list[Tensor]:
-        return [state[name] for state in self.states]
-
-    @property
-    def correction(self) -> float:
-        """Bias correction of the utility average, 1 - beta^t."""
-        return 1.0 - float(self.group["beta_utility"] ** self.step)
-
-
-@dataclass
-class Views:
-    """A parameter and its buffers as arrays, kept while they lie where they lay: asking torch for an array takes longer
-    than looking, and an array keeps its memory, so nothing else can lie there."""
-
-    addresses: list[int]  # of all, after the number of elements: a part of the same memory begins where the whole does
-    arrays: list[Array]
-
-
-@dataclass
-class GateRange:
-    """The gate's argument is (utility - centre) / width; an infinite width switches the gate off: exactly 1."""
-
-    centre: float
-    width: float
-
-
-@dataclass
-class StepNoise:
-    """Noise of one step: a place in the pool and a signed size per unit of sigma."""
-
-    offset: int
-    size: float
 
 
 class GatedOptimizer(Optimizer):

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from tailguard.optim import kernels
-from tailguard.optim.gating import Batch, Gate, GatedOptimizer, Protect, StepNoise, extremes_of, track_utility
+from tailguard.optim.batches import Batch, StepNoise
+from tailguard.optim.gating import Gate, GatedOptimizer, Protect, extremes_of, track_utility
 
 
 class UPGD(GatedOptimizer):
