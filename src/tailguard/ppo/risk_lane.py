@@ -13,7 +13,7 @@ from tailguard.policy.lstm_kernel import ZERO
 from tailguard.policy.packing import pack, pack_back
 from tailguard.policy.products import Array
 from tailguard.policy.risk_value import PERIOD_FEATURES, RiskValue
-from tailguard.policy.trunk_kernel import dense_backward, dense_forward, out_of
+from tailguard.policy.trunk_kernel import copy_row, dense_backward, dense_forward, out_of
 from tailguard.policy.trunk_layout import Shape, aligned_zeros, layers_of, room_for_back, room_for_packed
 from tailguard.ppo.stretch import Stretch
 
@@ -74,7 +74,7 @@ def learn_beside(desk, gradient, features, chosen, counts, factor):  # type: ign
     rows, width, n_observed = len(x), features.shape[1], desk.observations.shape[2]
     size = rows // len(lesson)
     for m in range(rows):
-        x[m, :width] = features[m]
+        copy_row(features[m], x[m, :width])
         x[m, width:] = ZERO
         if counts[m]:
             t, s = m // size, chosen[m % size]

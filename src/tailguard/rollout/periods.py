@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tailguard.loops import compiled
+
 Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
 
@@ -37,17 +39,24 @@ def walk_periods(
     before, steps = np.zeros((n_steps + 1, n_envs)), np.zeros((n_steps + 1, n_envs))
     ended, cut = np.zeros(rewards.shape, np.bool_), np.zeros(rewards.shape, np.bool_)
     before[0], steps[0] = so_far, elapsed
-    returns, lengths = [], []
-    for t in range(n_steps):
-        after, count = before[t] + rewards[t], steps[t] + 1
-        whole = truncated[t] if horizon is None else count >= horizon
-        ended[t] = terminated[t] | whole
-        cut[t] = truncated[t] & ~ended[t]
-        over = ended[t] | cut[t]
-        returns.append(after[ended[t]])
-        lengths.append(count[ended[t]])
-        before[t + 1], steps[t + 1] = np.where(over, 0.0, after), np.where(over, 0.0, count)
-    return Periods(before, steps, ended, cut, np.concatenate(returns), np.concatenate(lengths))
+    walk(rewards, terminated, truncated, 0 if horizon is None else horizon, before, steps, ended, cut)
+    return Periods(before, steps, ended, cut, (before[:-1] + rewards)[ended], (steps[:-1] + 1.0)[ended])
+
+
+@compiled
+def walk(rewards, terminated, truncated, horizon, before, steps, ended, cut):  # type: ignore[no-untyped-def]
+    """Fill all but the first rows of where periods stand before each step, and which steps end or cut one.
+
+    horizon: 0 for the episode
+    """
+    for t in range(len(rewards)):
+        for n in range(rewards.shape[1]):
+            after, count = before[t, n] + rewards[t, n], steps[t, n] + 1.0
+            whole = count >= horizon if horizon else truncated[t, n]
+            ended[t, n] = terminated[t, n] or whole
+            cut[t, n] = truncated[t, n] and not ended[t, n]
+            over = ended[t, n] or cut[t, n]
+            before[t + 1, n], steps[t + 1, n] = (0.0, 0.0) if over else (after, count)
 
 
 def risk_rewards(rewards: Floats, so_far: Floats, threshold: float, alpha: float) -> Floats:
