@@ -39,12 +39,9 @@ def state_of(agent: DistributionalPPO) -> str:
 
 def both_ways(agent: DistributionalPPO, twin: DistributionalPPO, spoil: Any = lambda batch: batch) -> list[Any]:
     """Steps of the first in one, of the second one by one; returns what both say of each."""
-    results = []
-    for one, steps in ((agent, agent.learner.steps), (twin, None)):
-        choices, now = choices_of(spoil(one.sequences())), one.knobs()
-        one_by_one = (one.learner.step(choice, now, None) for choice in choices)
-        results.append(list(one_by_one if steps is None else steps(choices, now, None)))
-    return list(zip(*results, strict=True))
+    in_one = agent.learner.steps(choices_of(spoil(agent.sequences())), agent.knobs(), None)
+    one_by_one = [twin.learner.step(choice, twin.knobs(), None) for choice in choices_of(spoil(twin.sequences()))]
+    return list(zip(in_one, one_by_one, strict=True))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -161,7 +158,10 @@ def test_micro_batches_and_trunks_that_torch_differentiates_go_step_by_step() ->
     stepped = [twin.learner.step(choice, now, 2) for choice in choices_of(twin.sequences())]
     assert list(agent.learner.steps(choices, now, 2)) == stepped
     assert state_of(agent) == state_of(twin)
-    in_torch = agent_of()
-    in_torch.learner.compiled.forget()
-    assert not in_torch.learner.compiled.whole
-    assert all(stats is not None for stats in in_torch.learner.steps(choices_of(in_torch.sequences()), now, None))
+    agent.learner.compiled.forget()
+    assert not agent.learner.compiled.whole
+    before = agent.learner.vector.flat.detach().clone()
+    for stats in agent.learner.steps(choices, now, None):
+        assert stats is not None
+        assert stats[metrics.SKIPPED_STEPS] == 0.0
+    assert not torch.equal(agent.learner.vector.flat, before)
