@@ -22,6 +22,7 @@ from tailguard.policy.reading import TrunkReader
 from tailguard.policy.recurrent import LSTM, Layout, Memory, State, make_memory
 from tailguard.policy.risk_value import RiskValue
 from tailguard.policy.trunk_kernel import ACTIVATIONS as COMPILED_ACTIVATIONS
+from tailguard.policy.trunk_layout import known_to_loops
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -119,8 +120,7 @@ class Trunk(nn.Module):
 
     def compiled_memory(self, last: nn.Linear) -> LSTM | None:
         """The memory, where the compiled loops know this trunk; None where torch has to do the work."""
-        known = last.weight.device.type == "cpu" and last.weight.dtype == torch.float32
-        known = known and self.activation in COMPILED_ACTIVATIONS
+        known = known_to_loops(last.weight) and self.activation in COMPILED_ACTIVATIONS
         return self.memory if known and isinstance(self.memory, LSTM) else None
 
     def linear(self, last: nn.Linear) -> list[nn.Linear]:

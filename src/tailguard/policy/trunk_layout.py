@@ -52,9 +52,20 @@ def weights_of(
 ) -> tuple[Shape, Array]:
     """A copy of a trunk's weights as they are now, and where each of them lies in it."""
     parameters = [*memory.parameters(), *(part for layer in linear for part in (layer.weight, layer.bias))]
+    flat, begins = in_one(parameters)
+    return shape_of(memory, linear, activation, begins, rounded), flat
+
+
+def in_one(parameters: Sequence[Tensor]) -> tuple[Array, Callable[[Tensor], int]]:
+    """A copy of parameters one after another, and where each begins in it."""
     begins = dict(zip(map(id, parameters), np.cumsum([0, *(p.numel() for p in parameters)]), strict=False))
-    shape = shape_of(memory, linear, activation, lambda parameter: int(begins[id(parameter)]), rounded)
-    return shape, torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).numpy()
+    flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).numpy()
+    return flat, lambda parameter: int(begins[id(parameter)])
+
+
+def known_to_loops(weight: Tensor) -> bool:
+    """Whether compiled loops can read it where it lies."""
+    return weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
 def layers_of(linear: Sequence[nn.Linear], begins: Callable[[Tensor], int]) -> Shape:

@@ -212,13 +212,11 @@ class EpisodeRisk(Risk):
         distance = np.clip((so_far - self.threshold) / spread, -10.0, 10.0)
         return np.stack([distance, elapsed / length], -1)
 
-    @torch.no_grad()
     def values(self, policy: RecurrentPolicy, buffer: RolloutBuffer, period: Floats) -> Floats:
         """(T + 1, N) risk values, raw units."""
         obs = np.concatenate([buffer.observations, buffer.last_observations[None]])
         return self.decoded(policy, buffer.features, obs, period)
 
-    @torch.no_grad()
     def values_at_cuts(self, policy: RecurrentPolicy, buffer: RolloutBuffer, periods: Periods) -> Floats:
         """(C,) after the last step of episodes that were truncated inside a period."""
         after = periods.so_far[:-1] + buffer.rewards, periods.elapsed[:-1] + 1.0
@@ -229,9 +227,9 @@ class EpisodeRisk(Risk):
 
     def decoded(self, policy: RecurrentPolicy, features: torch.Tensor, obs: Floats, period: Floats) -> Floats:
         assert policy.risk_value is not None  # noqa: S101 (built together with this part)
-        value = policy.risk_value(features, torch.from_numpy(obs), torch.from_numpy(period.astype(np.float32)))
+        value = policy.risk_value.read(features, torch.from_numpy(obs), torch.from_numpy(period.astype(np.float32)))
         scale = self.scale.snapshot
-        return scale.mean + scale.std * value.numpy(force=True).astype(np.float64)  # type: ignore[no-any-return]
+        return scale.mean + scale.std * value.astype(np.float64)
 
     def follow_scale(self, policy: RecurrentPolicy, buffer: RolloutBuffer) -> list[tuple[nn.Linear, float, float]]:
         if not len(self.recent) or policy.risk_value is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from torch import nn
 
 from tailguard.loops import compiled
 from tailguard.optim.flat import ParameterVector
@@ -42,7 +41,7 @@ class CompiledRiskValue:
 
     def __init__(self, risk_value: RiskValue | None, vector: ParameterVector, n_lanes: int, in_pairs: bool) -> None:
         self.stretch = Stretch(vector, [] if risk_value is None else list(risk_value.parameters()), n_lanes)
-        layers = [] if risk_value is None else [part for part in risk_value.modules() if isinstance(part, nn.Linear)]
+        layers = [] if risk_value is None else risk_value.linear
         self.shape, self.in_pairs = layers_of(layers, self.stretch.begins), in_pairs
 
     def desk(self, observations: Array, lesson: Array, n_rows: int) -> RiskDesk:
