@@ -161,7 +161,7 @@ class CompiledGradients:
         for rooms in self.rooms[:n_workers]:
             desks = {j: part.trunk.desk(rooms, seen[j], size) for j, part in known.items()}
             anybody = next(iter(desks.values()))
-            risks = tuple(self.risk_desk(j, batch, seen, n_rows) for j in CRITICS)
+            risks = tuple(self.risk_desk(j, batch, seen, n_rows) for j in range(N_TRUNKS))
             shares.append((tuple(desks.get(j, anybody) for j in range(N_TRUNKS)), taken, lessons, risks))
         return shares
 
@@ -221,30 +221,38 @@ def work_off_batch(k, board, told, share):  # type: ignore[no-untyped-def]
         if piece >= len(told.pieces):
             break
         j, i = told.pieces[piece]
-        desk, place = desks[j], 8 * (N_TRUNKS * k + j)
-        lay_out(board, place, desk)
+        desk, risk, place = desks[j], risks[j], 8 * (N_TRUNKS * k + j)
+        lay_out(board, place, desk, risk)
         lane, sums = lane_of(desk, i, chosen), board.sums[k, j, i]
         if j == ACTOR:
             sums[:] = actor_lane(lane, taken, numbers)
         else:
-            risk, factor = risks[j - 1], np.float32(numbers[4])
-            sums[0], sums[1] = critic_lane(lane, lessons[j - 1], factor, risk, risk.gradients[i])
+            sums[0], sums[1] = critic_lane(lane, lessons[j - 1], np.float32(numbers[4]), risk, risk.gradients[i])
         if add_one(board.arrived.ctypes.data + place) == N_LANES - 1:
             leave(desk, filled[0, j])
-            if j != ACTOR and risks[j - 1].weights.size:
-                leave(risks[j - 1], filled[1, j])
+            if risk.weights.size:
+                leave(risk, filled[1, j])
             add_one(board.handed_over.ctypes.data + 8 * k)
 
 
 @compiled
-def lay_out(board, place, desk):  # type: ignore[no-untyped-def]
-    """Lay a trunk's weights out, or wait for the one who does; place: where the board counts them, in bytes"""
+def lay_out(board, place, desk, risk):  # type: ignore[no-untyped-def]
+    """Lay the weights of a trunk and of the risk value beside it out, or wait for the one who does.
+
+    place: where the board counts them, in bytes
+    """
     if add_one(board.claimed.ctypes.data + place) == 0:
-        pack(desk.shape, desk.weights, desk.packed)
-        pack_back(desk.shape, desk.weights, desk.back)
+        pack_both_ways(desk)
+        pack_both_ways(risk)
         add_one(board.laid_out.ctypes.data + place)
     while latest(board.laid_out.ctypes.data + place) == 0:
         pass
+
+
+@compiled
+def pack_both_ways(desk):  # type: ignore[no-untyped-def]
+    pack(desk.shape, desk.weights, desk.packed)
+    pack_back(desk.shape, desk.weights, desk.back)
 
 
 @compiled

@@ -9,7 +9,6 @@ import numpy as np
 from tailguard.loops import compiled
 from tailguard.optim.flat import ParameterVector
 from tailguard.policy.lstm_kernel import ZERO
-from tailguard.policy.packing import pack, pack_back
 from tailguard.policy.products import Array
 from tailguard.policy.risk_value import PERIOD_FEATURES, RiskValue
 from tailguard.policy.trunk_kernel import copy_row, dense_backward, dense_forward, out_of
@@ -24,8 +23,8 @@ class RiskDesk(NamedTuple):
 
     shape: Shape
     weights: Array  # (P,)
-    packed: Array  # for the way there
-    back: Array  # for the way back
+    packed: Array  # for the way there, laid out before
+    back: Array  # for the way back, also
     gradients: tuple[Array, ...]  # (P,) per lane
     result: Array  # (P,) where their sum goes
     x: Array  # (rows, I) features, observation and period
@@ -42,25 +41,16 @@ class CompiledRiskValue:
     def __init__(self, risk_value: RiskValue | None, vector: ParameterVector, n_lanes: int, in_pairs: bool) -> None:
         self.stretch = Stretch(vector, [] if risk_value is None else list(risk_value.parameters()), n_lanes)
         layers = [] if risk_value is None else risk_value.linear
-        self.shape, self.in_pairs = layers_of(layers, self.stretch.begins), in_pairs
+        self.shape = layers_of(layers, self.stretch.begins)
+        self.packed, self.back = room_for_packed(self.shape), room_for_back(self.shape, in_pairs)
 
     def desk(self, observations: Array, lesson: Array, n_rows: int) -> RiskDesk:
         """With room for so many samples. lesson: (L, S, 3), or (L, S, 0) where there is no risk value."""
         n_outputs = n_rows * int(self.shape.dense[:, 2].sum())
         x, outs, d_outs = aligned_zeros(n_rows, self.shape.n_inputs), aligned_zeros(n_outputs), aligned_zeros(n_outputs)
-        weights = self.stretch.weights, room_for_packed(self.shape), room_for_back(self.shape, self.in_pairs)
-        return RiskDesk(
-            self.shape,
-            *weights,
-            self.stretch.gradients,
-            self.stretch.result,
-            x,
-            NOTHING,
-            outs,
-            d_outs,
-            observations,
-            lesson,
-        )
+        weights = self.stretch.weights, self.packed, self.back
+        gradients = self.stretch.gradients, self.stretch.result
+        return RiskDesk(self.shape, *weights, *gradients, x, NOTHING, outs, d_outs, observations, lesson)
 
 
 @compiled
@@ -81,8 +71,6 @@ def learn_beside(desk, gradient, features, chosen, counts, factor):  # type: ign
                 x[m, width + j] = desk.observations[t, s, j]
             for j in range(PERIOD_FEATURES):
                 x[m, width + n_observed + j] = lesson[t, s, j]
-    pack(shape, desk.weights, desk.packed)
-    pack_back(shape, desk.weights, desk.back)
     dense_forward(shape, desk.weights, desk.packed, x, desk.outs)
     last = len(shape.dense) - 1
     value, d_value = out_of(shape, desk.outs, rows, last), out_of(shape, desk.d_outs, rows, last)
