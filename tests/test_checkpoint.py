@@ -262,6 +262,17 @@ def test_an_older_schema_loads_with_a_warning_that_says_what_was_reset(tmp_path:
     assert state_digest(ours) == state_digest(theirs)
 
 
+def test_a_bundle_from_before_risk_units_could_be_set_has_as_many_as_there_were(tmp_path: Path) -> None:
+    agent = tiny_agent(risk={"mode": "episode", "weight": 0.5, "units": 64})
+    agent.save(tmp_path / "agent")
+    config = json.loads((tmp_path / "agent" / "manifest.json").read_text())["config"]
+    assert config["risk"].pop("units") == 64
+    rewrite_manifest(tmp_path / "agent", config=config)
+    twin = DistributionalPPO.load(tmp_path / "agent")
+    assert twin.config.risk.units == 64
+    assert state_digest(states(twin)) == state_digest(states(agent))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

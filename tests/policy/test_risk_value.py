@@ -21,7 +21,7 @@ def seen(*extents: int) -> tuple[Tensor, Tensor, Tensor]:
 def test_reading_says_what_the_differentiable_form_says(extents: tuple[int, ...]) -> None:
     """In pieces that are full, not full and missing, with a column that the critics may not see."""
     torch.manual_seed(0)
-    value = RiskValue(24, 5, Blinkers(5, (3,)))
+    value = RiskValue(24, 5, Blinkers(5, (3,)), 20)
     steps = seen(*extents)
     expected = value(*steps).detach()
     read = value.read(*steps)
@@ -30,7 +30,7 @@ def test_reading_says_what_the_differentiable_form_says(extents: tuple[int, ...]
 
 
 def test_weights_that_the_loops_do_not_know_are_left_to_torch() -> None:
-    value, steps = RiskValue(24, 5, torch.nn.Identity()).double(), [part.double() for part in seen(4, 3)]
+    value, steps = RiskValue(24, 5, torch.nn.Identity(), 8).double(), [part.double() for part in seen(4, 3)]
     read = value.read(*steps)
     torch.testing.assert_close(torch.from_numpy(read), value(*steps).detach(), rtol=0, atol=0)
     assert read.dtype == "float64"

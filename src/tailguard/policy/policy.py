@@ -206,7 +206,7 @@ class RecurrentPolicy(BasePolicy):
         action_space: spaces.Space[Any],
         config: PolicyConfig | None = None,
         critic: CriticConfig | None = None,
-        with_risk_value: bool = False,
+        risk_units: int = 0,
     ) -> None:
         super().__init__(observation_space, action_space)
         self.register_buffer("anchor", torch.zeros(()), persistent=False)
@@ -228,7 +228,7 @@ class RecurrentPolicy(BasePolicy):
         )
         features = self.critic_list[0].trunk.out_features
         sight = make_sight(self.obs_features, self.config.hidden_from_critics)
-        self.risk_value = RiskValue(features, self.obs_features, sight) if with_risk_value else None
+        self.risk_value = RiskValue(features, self.obs_features, sight, risk_units) if risk_units else None
 
     @property
     def device(self) -> torch.device:

@@ -27,12 +27,12 @@ class RiskValue(nn.Module):
     observation, and where the period stands: a baseline may know X even where the policy does not.
     """
 
-    def __init__(self, critic_features: int, obs_features: int, sight: nn.Module, width: int = 64) -> None:
+    def __init__(self, critic_features: int, obs_features: int, sight: nn.Module, units: int) -> None:
         super().__init__()
         self.sight = sight
         inputs = critic_features + obs_features + PERIOD_FEATURES
-        self.layers = nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
-        self.output = nn.Linear(width, 1)
+        self.layers = nn.Sequential(nn.Linear(inputs, units), nn.Tanh(), nn.Linear(units, units), nn.Tanh())
+        self.output = nn.Linear(units, 1)
         for layer in (self.layers[0], self.layers[2]):
             nn.init.orthogonal_(layer.weight, 2**0.5)  # type: ignore[arg-type]
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]

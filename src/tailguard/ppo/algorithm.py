@@ -115,7 +115,7 @@ class DistributionalPPO(BundledAlgorithm):
             self.action_space,
             self.policy_config,
             self.config.critic,
-            with_risk_value=self.config.risk.has_value,
+            risk_units=self.config.risk.value_units,
         ).to(self.device)
         self.adversary = make_adversary(self.config.adversary, self.policy.obs_features, self.randomness.adversary)
         self.learner = Learner(self.policy, self.config, self.randomness.noise, self.adversary)

@@ -59,6 +59,8 @@ class RiskConfig(Config):
     gae_lambda: UnitInterval = 0.5
     """Decay of the risk stream's advantage trace. Its value knows X and time, so it can be trusted early; a long trace
     collects the noise of every step up to the period's end."""
+    units: PositiveInt = 48
+    """Of each of the two layers of the stream's value. Their products are most of what risk costs in time."""
     dual_init: PositiveFloat = 1.0
     """Dual variable, the price of the limit, at the start."""
     dual_max: PositiveFloat = 100.0
@@ -89,9 +91,9 @@ class RiskConfig(Config):
         return self
 
     @property
-    def has_value(self) -> bool:
-        """Whether the policy carries a value of the risk stream."""
-        return self.mode == "episode"
+    def value_units(self) -> int:
+        """Of the risk stream's value; 0: the policy carries none."""
+        return self.units if self.mode == "episode" else 0
 
     @property
     def n_recent(self) -> int:

@@ -270,6 +270,7 @@ class BundledAlgorithm(OnPolicyAlgorithm):
             *self.policy_config.net_arch.pi,
             *self.policy_config.net_arch.vf,
             self.config.critic.n_quantiles,
+            self.config.risk.value_units,
         ]
         if max(widths) > largest:
             raise CheckpointError(f"A width of {max(widths)} is declared, the largest tensor has {largest}.")
@@ -279,7 +280,7 @@ class BundledAlgorithm(OnPolicyAlgorithm):
                 self.action_space,
                 self.policy_config,
                 self.config.critic,
-                with_risk_value=self.config.risk.has_value,
+                risk_units=self.config.risk.value_units,
             )
         described = policy.state_dict()
         wrong = sorted(
@@ -371,6 +372,10 @@ class EpisodeWindow:
         self.algorithm.ep_success_buffer = deque(state["successes"], maxlen=size)
 
 
+RISK_UNITS_ONCE = 64
+"""Of bundles from before there was a setting."""
+
+
 def restorable(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The saved config, after functions that cannot be saved have been given anew."""
     for name in ("learning_rate", "clip_range"):
@@ -380,4 +385,5 @@ def restorable(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[s
                 f"Pass {name}=... to load, or train with a tailguard.schedules.Schedule.",
                 stacklevel=3,
             )
-    return {name: value for name, value in config.items() if value != "function"}
+    risk = {"units": RISK_UNITS_ONCE} | config.get("risk", {})
+    return {name: value for name, value in config.items() if value != "function"} | {"risk": risk}
