@@ -7,7 +7,15 @@ import pytest
 from scipy import stats
 
 from tailguard.errors import ConfigError
-from tailguard.losses.calibration import coverage, pinball, pinball_skill, pit, pit_histogram, realised_cvar
+from tailguard.losses.calibration import (
+    coverage,
+    coverage_error,
+    pinball,
+    pinball_skill,
+    pit,
+    pit_histogram,
+    realised_cvar,
+)
 from tailguard.losses.risk import empirical_cvar, midpoint_levels, tail_levels
 
 LEVELS = midpoint_levels(32)
@@ -24,6 +32,23 @@ def test_a_right_forecast_covers_its_levels_and_its_transform_is_uniform(levels:
     np.testing.assert_allclose(coverage(quantiles, OUTCOMES), levels, atol=1e-3)
     np.testing.assert_allclose(pit_histogram(quantiles, OUTCOMES, levels), 1.0, atol=0.01)
     np.testing.assert_allclose(np.sort(pit(quantiles, OUTCOMES, levels)), stats.norm.cdf(np.sort(OUTCOMES)), atol=1e-9)
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 0.02])
+def test_the_error_of_a_forecast_is_that_of_its_worst_level(tolerance: float) -> None:
+    """A tolerance forgives what lies that near, and nothing that is really wrong."""
+    levels, slack = np.asarray(LEVELS), tolerance * stats.norm.pdf(0.0)
+    assert coverage_error(forecast(), OUTCOMES, levels, tolerance) == pytest.approx(0.0, abs=1e-3)
+    for wrong in (forecast(std=0.5), forecast(std=2.0), forecast(mean=1.0)):
+        worst = np.abs(stats.norm.cdf(wrong) - levels).max()
+        assert worst - 2.0 * slack - 1e-3 <= coverage_error(wrong, OUTCOMES, levels, tolerance) <= worst + 1e-3
+
+
+def test_where_one_return_is_all_there_is_a_law_beside_it_by_a_hair_is_no_error() -> None:
+    law, nothing_happens = 1e-3 + 1e-3 * forecast(), np.zeros(100)
+    assert coverage_error(law, nothing_happens, np.asarray(LEVELS), 0.0) > 0.5
+    assert coverage_error(law, nothing_happens, np.asarray(LEVELS), 0.02) == 0.0
+    assert coverage_error(law + 0.1, nothing_happens, np.asarray(LEVELS), 0.02) > 0.9
 
 
 def test_the_histogram_tells_too_narrow_from_too_wide_and_shifted() -> None:

@@ -285,7 +285,7 @@ def test_coverage_does_not_touch_the_random_streams() -> None:
         return state_digest({**shared, "own": agent.randomness.state_dict()})
 
     before = streams()
-    assert calibration_figures(agent.rollout_buffer, agent.config)
+    assert calibration_figures(agent.rollout_buffer, agent.config, agent.return_scale.snapshot)
     assert streams() == before
     agent.sequences()  # which draws: the digest would have told
     assert streams() != before

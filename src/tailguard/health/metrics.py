@@ -77,7 +77,11 @@ COVERAGE = {
     )
     for level in (0.05, 0.25, 0.5, 0.75, 0.95)
 }
-COVERAGE_ERROR = Metric("risk/coverage_error", "Largest difference between such a share and its level.")
+COVERAGE_ERROR = Metric(
+    "risk/coverage_error",
+    "Largest difference between such a share and its level; returns within 2 % of their scale from a quantile may lie "
+    "on either side of it.",
+)
 
 ACTION_SATURATION = Metric("train/action_saturation", "Share of a Gaussian policy's actions beyond their bounds.")
 ACTION_SPREAD = Metric(

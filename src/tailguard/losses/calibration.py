@@ -25,6 +25,13 @@ def coverage(quantiles: Floats, realised: Floats) -> Floats:
     return np.asarray((realised[:, None] <= quantiles).mean(0))
 
 
+def coverage_error(quantiles: Floats, realised: Floats, levels: Floats, tolerance: float) -> float:
+    """Largest difference between a share of outcomes and its level, when outcomes within `tolerance` of a quantile may
+    lie on either side: where nearly all are one number, a hair's breadth would otherwise decide on all of them."""
+    below, within = (coverage(quantiles + side, realised) for side in (-tolerance, tolerance))
+    return float(np.maximum(below - levels, levels - within).clip(min=0.0).max())
+
+
 def pit(quantiles: Floats, realised: Floats, levels: Sequence[float]) -> Floats:
     """Probability integral transform: the level at which each outcome fell in its predicted law.
 

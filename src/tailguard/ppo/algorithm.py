@@ -362,7 +362,7 @@ class DistributionalPPO(BundledAlgorithm):
     def rollout_figures(self, scale: Affine) -> Mapping[Metric, float]:
         """What the rollout says about policy and critics."""
         buffer = self.rollout_buffer
-        return {**rollout_figures(self.policy, buffer, scale), **calibration_figures(buffer, self.config)}
+        return {**rollout_figures(self.policy, buffer, scale), **calibration_figures(buffer, self.config, scale)}
 
     # reading
 

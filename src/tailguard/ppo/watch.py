@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tailguard.health import metrics
 from tailguard.health.metrics import Metric
-from tailguard.losses.calibration import coverage, realised_cvar
+from tailguard.losses.calibration import coverage, coverage_error, realised_cvar
 from tailguard.losses.risk import cvar_weights, interpolation_weights
 from tailguard.normalization import Affine
 from tailguard.policy import RecurrentPolicy, State
@@ -24,6 +24,7 @@ from tailguard.rollout.opinions import laws_of_sequences
 from tailguard.rollout.targets import realised_returns
 
 N_WATCHED = 2_048  # samples of a rollout that figures of whole laws are taken from: shares are known to a percent
+SAME = 0.02  # of the return's spread: an agent that has stopped acting has one return, and a law nearly as narrow
 
 
 @torch.no_grad()
@@ -68,7 +69,7 @@ def watched_steps(buffer: RolloutBuffer) -> slice:
     return slice(None, None, max(buffer.n_steps * buffer.n_envs // N_WATCHED, 1))
 
 
-def calibration_figures(buffer: RolloutBuffer, config: PPOConfig) -> Mapping[Metric, float]:
+def calibration_figures(buffer: RolloutBuffer, config: PPOConfig, scale: Affine) -> Mapping[Metric, float]:
     """Are the quantiles predicted before the rollout those of what then happened?
 
     Predictions were made with weights that had not seen the rollout, so they are out of sample; of what comes after the
@@ -84,9 +85,11 @@ def calibration_figures(buffer: RolloutBuffer, config: PPOConfig) -> Mapping[Met
     valid = buffer.valid[steps]
     law, realised = buffer.law[:-1][steps][valid], realised[steps][valid]  # (n, Q), (n,)
     at = np.array(list(metrics.COVERAGE))
-    covered = coverage(law @ interpolation_weights(levels, at), realised)
+    quantiles = law @ interpolation_weights(levels, at)
+    tolerance = SAME * scale.std if config.return_scale.enabled else 0.0  # without a scale nothing says what is small
+    covered = coverage(quantiles, realised)
     figures = dict(zip(metrics.COVERAGE.values(), covered.tolist(), strict=True))
-    figures[metrics.COVERAGE_ERROR] = float(np.abs(covered - at).max())
+    figures[metrics.COVERAGE_ERROR] = coverage_error(quantiles, realised, at, tolerance)
     predicted = law @ np.asarray(cvar_weights(levels, alpha, "normal"))
     figures[metrics.PREDICTED_CVAR] = float(predicted.mean())
     if alpha < 1.0:
