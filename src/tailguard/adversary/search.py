@@ -19,6 +19,9 @@ NEAR = 0.05
 Objective = Callable[[Tensor], Tensor]
 """Observations (L, B, F) -> what the adversary wants to be large, (L, B)."""
 
+Slope = Callable[[Tensor], Tensor]
+"""Observations (L, B, F) -> the gradient (L, B, F) of its sum over valid steps."""
+
 
 @dataclass(frozen=True)
 class Search:
@@ -44,14 +47,22 @@ class Scene(NamedTuple):
         return policy.action_parameters(observations, self.layout, self.state)
 
 
-def worst_case(objective: Objective, scene: Scene, ball: Ball, search: Search, generator: torch.Generator) -> Tensor:
+def worst_case(
+    objective: Objective,
+    scene: Scene,
+    ball: Ball,
+    search: Search,
+    generator: torch.Generator,
+    slope: Slope | None = None,
+) -> Tensor:
     """Observations (L, B, F) inside the ball at which the objective, summed over valid steps, is largest.
 
+    slope: of the objective, where somebody knows it without torch
     Restarts compete sequence by sequence, because a step's perturbation changes what the memory holds at later ones.
     """
     best, highest = scene.observations, scene.observations.new_full(scene.valid.shape[1:], -torch.inf)
     for _ in range(search.restarts):
-        found = climbed(objective, scene, ball, search, generator)
+        found = climbed(slope or slope_of(objective, scene.valid), scene, ball, search, generator)
         if search.restarts == 1:
             return found
         with torch.no_grad():
@@ -61,7 +72,18 @@ def worst_case(objective: Objective, scene: Scene, ball: Ball, search: Search, g
     return best
 
 
-def climbed(objective: Objective, scene: Scene, ball: Ball, search: Search, generator: torch.Generator) -> Tensor:
+def slope_of(objective: Objective, valid: Tensor) -> Slope:
+    """By torch."""
+
+    def slope(observations: Tensor) -> Tensor:
+        total = counted(objective(observations.requires_grad_()), valid).sum()
+        (gradient,) = torch.autograd.grad(total, observations)
+        return gradient
+
+    return slope
+
+
+def climbed(slope: Slope, scene: Scene, ball: Ball, search: Search, generator: torch.Generator) -> Tensor:
     """One random start and its ascent.
 
     The divergence from itself has no slope at zero, so the start is near zero, never at it. The first third of steps
@@ -72,8 +94,8 @@ def climbed(objective: Objective, scene: Scene, ball: Ball, search: Search, gene
     unit = NEAR * ball.draw(scene.observations.shape, generator) * alive
     for k in range(search.steps):
         unit.requires_grad_()
-        total = counted(objective(ball.moved(scene.observations, unit)), scene.valid).sum()
-        (gradient,) = torch.autograd.grad(total, unit)
+        moved = ball.moved(scene.observations, unit)
+        (gradient,) = torch.autograd.grad(moved, unit, slope(moved.detach()))
         unit = unit.detach()
         if search.method == "sgld":
             gradient = gradient + faded_noise(gradient, k, generator)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tailguard.loops import arrays_apart, compiled, fused_multiply_add, wide_vectors
-from tailguard.policy.pairs import apply_weights, pull_back
+from tailguard.policy.pairs import apply_weights, pull_back, weigh
 from tailguard.policy.products import COLUMNS, Array, lay_out_panels, n_panels_of
 
 ZERO, ONE, TWO = np.float32(0.0), np.float32(1.0), np.float32(2.0)
@@ -25,6 +25,7 @@ LOG2_E = np.float32(1.4426950408889634)
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)  # their sum is ln 2; the first is exact
 ROUNDER = np.float32(1.5 * 2**23)  # adding it rounds to a whole number, which then sits in the lowest bits
 E0, E1, E2, E3, E4, E5 = (np.float32(1.0 / k) for k in (5040.0, 720.0, 120.0, 24.0, 6.0, 2.0))
+NO_PAIRS = np.zeros(0, np.float32)
 BIAS, MANTISSA_BITS = np.int32(127), np.int32(23)
 
 
@@ -197,10 +198,13 @@ class LSTMLayer(torch.autograd.Function):
         read = (first, gates, cells, squashed, d_hidden, torch.empty(2, *first.shape))
         backward_kernel(in_panels(w_hidden), ctx.kept, *(array.detach().numpy() for array in read))
         d_gates = gates.view(-1, 4 * n_units)
-        d_input = (d_gates @ w_input).view(*cells.shape[:2], -1) if ctx.needs_input_grad[0] else None
+        d_input = torch.empty(*cells.shape[:2], w_input.shape[1]) if ctx.needs_input_grad[0] else None
+        if d_input is not None:
+            pull_back(d_gates.numpy(), in_panels(w_input), d_input.flatten(0, 1).numpy())
         if not any(ctx.needs_input_grad[3:6]):  # an attack asks for the gradient of its input alone
             return d_input, None, None, None, None, None, None
-        d_weight = joined.flatten(0, 1).t() @ d_gates  # (K, 4H)
+        d_weight = torch.empty(joined.shape[-1], 4 * n_units)  # (K, 4H)
+        weigh(joined.flatten(0, 1).numpy(), d_gates.numpy(), d_weight.numpy(), False, NO_PAIRS)
         return d_input, None, None, d_weight[n_units:-1].t(), d_weight[:n_units].t(), d_weight[-1], None
 
 

@@ -18,6 +18,7 @@ from tailguard.normalization import Affine
 from tailguard.policy.acting import Acting, CompiledActing, CompiledStep, Step
 from tailguard.policy.action_heads import ActionHead, Bounds, GaussianHead, make_action_head
 from tailguard.policy.critics import CriticConfig, CriticHead, QuantileHead, aggregate, make_critic_head
+from tailguard.policy.layers import layered
 from tailguard.policy.reading import TrunkReader
 from tailguard.policy.recurrent import LSTM, Layout, Memory, State, make_memory
 from tailguard.policy.risk_value import RiskValue
@@ -122,6 +123,12 @@ class Trunk(nn.Module):
         """The memory, where the compiled loops know this trunk; None where torch has to do the work."""
         known = known_to_loops(last.weight) and self.activation in COMPILED_ACTIVATIONS
         return self.memory if known and isinstance(self.memory, LSTM) else None
+
+    def layered(self, features: Tensor, last: nn.Linear) -> Tensor:
+        """last(layers(features)) with gradient, in compiled loops where these know the layers."""
+        if self.compiled_memory(last) is None:
+            return last(self.layers(features))  # type: ignore[no-any-return]
+        return layered(self.linear(last), self.activation == "relu", features)
 
     def linear(self, last: nn.Linear) -> list[nn.Linear]:
         """All linear layers after the memory, and the head's."""
@@ -272,7 +279,8 @@ class RecurrentPolicy(BasePolicy):
 
     def action_parameters(self, obs: Tensor, layout: Layout, state: State) -> Tensor:
         """Parameters (L, B, P) of the action law over whole sequences."""
-        return self.action_head(self.actor.layers(self.actor.memory.unroll(obs, layout, state).features))  # type: ignore[no-any-return]
+        remembered = self.actor.memory.unroll(obs, layout, state).features
+        return self.action_head.law(self.actor.layered(remembered, self.action_head.last_layer))
 
     def aggregate(self, quantiles: list[Tensor]) -> Tensor:
         """One law from the critics' (..., Q); the same everywhere."""

@@ -214,6 +214,7 @@ def dense_forward(shape, flat, packed, x, outs):  # type: ignore[no-untyped-def]
 def trunk_backward(shape, back, room, gradient, added):  # type: ignore[no-untyped-def]
     """Add to `gradient` what the last of `room.d_outs` says; the memory's part only if `added`, otherwise it is filled.
 
+    An empty one stays empty; what the gates say is in `room.gates` in any case.
     back: weights as `back_of` finds them; where they are pairs, all products are
     gradient: (P,) the memory's part comes first, turned, [hidden | input | bias] per layer
     """
@@ -234,17 +235,18 @@ def trunk_backward(shape, back, room, gradient, added):  # type: ignore[no-untyp
             room.d_past,
         )
         d_gates, x = gates.reshape(rows, gates.shape[2])[:, : 4 * n_units], joined.reshape(rows, joined.shape[2])
-        d_weight = memory_of(shape, gradient, k)
-        weigh(x[:, : len(d_weight)], d_gates, d_weight, added, back)
+        if gradient.size:
+            d_weight = memory_of(shape, gradient, k)
+            weigh(x[:, : len(d_weight)], d_gates, d_weight, added, back)
         if k > 0:
             pull_back(d_gates, back_of(shape, back, shape.n_layers + k), d_hidden)
 
 
 @compiled
 def dense_backward(shape, back, x, room, d_x, gradient):  # type: ignore[no-untyped-def]
-    """Add to the gradient of weights and biases, fill that of the input unless it is empty."""
+    """Add to the gradient of weights and biases and fill that of the input, unless one of them is empty."""
     wide_vectors()
-    rows, last = len(x), len(shape.dense) - 1
+    rows, last, learning = len(x), len(shape.dense) - 1, gradient.size > 0
     for k in range(last, -1, -1):
         out, d_out = out_of(shape, room.outs, rows, k), out_of(shape, room.d_outs, rows, k)
         d_bias, width = bias_of(shape, gradient, k), out.shape[1]
@@ -255,10 +257,12 @@ def dense_backward(shape, back, x, room, d_x, gradient):  # type: ignore[no-unty
             elif k < last:
                 for j in range(width):
                     d_out[m, j] *= ONE - out[m, j] * out[m, j]
-            for j in range(width):
-                d_bias[j] += d_out[m, j]
+            if learning:
+                for j in range(width):
+                    d_bias[j] += d_out[m, j]
         entry = out_of(shape, room.outs, rows, k - 1) if k > 0 else x
         d_entry = out_of(shape, room.d_outs, rows, k - 1) if k > 0 else d_x
-        weigh(d_out, entry, weight_of(shape, gradient, k), True, back)
+        if learning:
+            weigh(d_out, entry, weight_of(shape, gradient, k), True, back)
         if d_entry.size:
             pull_back(d_out, back_of(shape, back, 2 * shape.n_layers + k), d_entry)

@@ -68,10 +68,10 @@ def known_to_loops(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
-def layers_of(linear: Sequence[nn.Linear], begins: Callable[[Tensor], int]) -> Shape:
-    """Linear layers with tanh between them, and no memory."""
+def layers_of(linear: Sequence[nn.Linear], begins: Callable[[Tensor], int], rectify: bool = False) -> Shape:
+    """Linear layers with tanh or ReLU between them, and no memory."""
     n_inputs = linear[0].in_features if linear else 0
-    return Shape(0, 0, n_inputs, np.zeros((0, 3), np.int64), dense_of(linear, begins), False, False)
+    return Shape(0, 0, n_inputs, np.zeros((0, 3), np.int64), dense_of(linear, begins), rectify, False)
 
 
 def dense_of(linear: Sequence[nn.Linear], begins: Callable[[Tensor], int]) -> Array:
