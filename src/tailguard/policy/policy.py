@@ -22,6 +22,7 @@ from tailguard.policy.layers import layered
 from tailguard.policy.reading import TrunkReader
 from tailguard.policy.recurrent import LSTM, Layout, Memory, State, make_memory
 from tailguard.policy.risk_value import RiskValue
+from tailguard.policy.sight import make_sight
 from tailguard.policy.trunk_kernel import ACTIVATIONS as COMPILED_ACTIVATIONS
 from tailguard.policy.trunk_layout import known_to_loops
 
@@ -133,27 +134,6 @@ class Trunk(nn.Module):
     def linear(self, last: nn.Linear) -> list[nn.Linear]:
         """All linear layers after the memory, and the head's."""
         return [*(layer for layer in self.layers if isinstance(layer, nn.Linear)), last]
-
-
-class Blinkers(nn.Module):
-    """Some columns of an observation read as zero."""
-
-    def __init__(self, n_features: int, hidden: tuple[int, ...]) -> None:
-        super().__init__()
-        seen = torch.ones(n_features)
-        seen[list(hidden)] = 0.0
-        self.register_buffer("seen", seen, persistent=False)
-        self.seen: Tensor
-
-    def forward(self, obs: Tensor) -> Tensor:
-        return obs * self.seen
-
-
-def make_sight(n_features: int, hidden: tuple[int, ...]) -> nn.Module:
-    """What a value sees of an observation (..., F)."""
-    if any(column >= n_features for column in hidden):
-        raise ConfigError(f"hidden_from_critics={hidden}: the observation has columns 0 to {n_features - 1} only.")
-    return Blinkers(n_features, hidden) if hidden else nn.Identity()
 
 
 class Judged(NamedTuple):

@@ -1,0 +1,29 @@
+"""What of an observation a value may see."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tailguard.errors import ConfigError
+
+
+class Blinkers(nn.Module):
+    """Some columns of an observation read as zero."""
+
+    def __init__(self, n_features: int, hidden: tuple[int, ...]) -> None:
+        super().__init__()
+        seen = torch.ones(n_features)
+        seen[list(hidden)] = 0.0
+        self.register_buffer("seen", seen, persistent=False)
+        self.seen: Tensor
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return obs * self.seen
+
+
+def make_sight(n_features: int, hidden: tuple[int, ...]) -> nn.Module:
+    """What a value sees of an observation (..., F)."""
+    if any(column >= n_features for column in hidden):
+        raise ConfigError(f"hidden_from_critics={hidden}: the observation has columns 0 to {n_features - 1} only.")
+    return Blinkers(n_features, hidden) if hidden else nn.Identity()
