@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tailguard.policy.policy import Blinkers
-from tailguard.policy.risk_value import MOST_ROWS, RiskValue
+from tailguard.policy.risk_value import RiskValue
+from tailguard.policy.sight import Blinkers
 
 
 def seen(*extents: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -17,9 +17,9 @@ def seen(*extents: int) -> tuple[Tensor, Tensor, Tensor]:
     return features, obs, period
 
 
-@pytest.mark.parametrize("extents", [(MOST_ROWS + 37, 2), (MOST_ROWS,), (3,), (0,)])
+@pytest.mark.parametrize("extents", [(549, 2), (512,), (3,), (0,)])
 def test_reading_says_what_the_differentiable_form_says(extents: tuple[int, ...]) -> None:
-    """In pieces that are full, not full and missing, with a column that the critics may not see."""
+    """Of many steps, few and none, with a column that the critics may not see."""
     torch.manual_seed(0)
     value = RiskValue(24, 5, Blinkers(5, (3,)), 20)
     steps = seen(*extents)

@@ -14,11 +14,11 @@ from tailguard.loops import compiled
 from tailguard.policy import RecurrentPolicy
 from tailguard.policy.action_heads import CategoricalHead, GaussianHead
 from tailguard.policy.lstm_kernel import ZERO
-from tailguard.policy.packing import pack_back, packed_weights
+from tailguard.policy.packing import packed_for_back, packed_weights
 from tailguard.policy.pairs import pull_back
 from tailguard.policy.rooms import Rooms
 from tailguard.policy.trunk_kernel import Seen, last_out, trunk_backward, trunk_forward
-from tailguard.policy.trunk_layout import back_of, room_for_back, weights_of
+from tailguard.policy.trunk_layout import back_of, weights_of
 
 MOST_SEQUENCES = 16  # at a time, so that their room stays in the cache
 ROOMS = Rooms()
@@ -36,15 +36,9 @@ def divergence_slope(policy: RecurrentPolicy, scene: Scene, target: Tensor) -> S
     if memory is None or not known:
         return None
     shape, flat = weights_of(memory, actor.linear(head.last_layer), actor.activation)
-    back = room_for_back(shape, in_pairs=False)
-    pack_back(shape, flat, back)
-    trunk = shape, flat, packed_weights(shape, flat), back
-    hidden, cell = (part.contiguous().numpy() for part in scene.state)
-    starts, valid, expected = (
-        np.ascontiguousarray(scene.layout.starts),
-        scene.valid.numpy(),
-        target.contiguous().numpy(),
-    )
+    trunk = shape, flat, packed_weights(shape, flat), packed_for_back(shape, flat)
+    hidden, cell, valid, expected = (part.contiguous().numpy() for part in (*scene.state, scene.valid, target))
+    starts = np.ascontiguousarray(scene.layout.starts)
     spread = head.log_std.detach().numpy() if isinstance(head, GaussianHead) else NO_SPREAD
     n_choices = head.width if isinstance(head, CategoricalHead) else 0
     room = ROOMS.of(shape, len(starts), min(starts.shape[1], MOST_SEQUENCES))

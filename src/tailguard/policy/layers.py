@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tailguard.policy.packing import pack_back, packed_weights
+from tailguard.policy.packing import packed_for_back, packed_weights
 from tailguard.policy.products import Array
 from tailguard.policy.trunk_kernel import dense_backward, dense_forward, out_of
-from tailguard.policy.trunk_layout import Shape, in_one, layers_of, room_for_back
+from tailguard.policy.trunk_layout import Shape, in_one, layers_of
 
 NOTHING = np.zeros((0, 0), np.float32)
 
@@ -30,7 +30,7 @@ def layered(linear: Sequence[nn.Linear], rectify: bool, features: Tensor) -> Ten
     flat, begins = in_one(parameters)
     shape = layers_of(linear, begins, rectify)
     output: Tensor = Layers.apply(features.flatten(0, -2), shape, flat, *parameters)  # type: ignore[no-untyped-call]
-    return output.view(*features.shape[:-1], -1)
+    return output.view(*features.shape[:-1], output.shape[-1])
 
 
 class Layers(torch.autograd.Function):
@@ -48,12 +48,11 @@ class Layers(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         shape, rows = ctx.shape, ctx.rows
-        outs, back = Outs(ctx.outs, np.empty_like(ctx.outs)), room_for_back(shape, in_pairs=False)
+        outs = Outs(ctx.outs, np.empty_like(ctx.outs))
         out_of(shape, outs.d_outs, len(rows), len(shape.dense) - 1)[:] = upstream[0].numpy()
-        pack_back(shape, ctx.flat, back)
         d_x = np.empty_like(rows) if ctx.needs_input_grad[0] else NOTHING
         gradient = np.zeros_like(ctx.flat) if any(ctx.needs_input_grad[3:]) else ctx.flat[:0]
-        dense_backward(shape, back, rows, outs, d_x, gradient)
+        dense_backward(shape, packed_for_back(shape, ctx.flat), rows, outs, d_x, gradient)
         d_input = torch.from_numpy(d_x) if d_x.size else None
         if not gradient.size:
             return d_input, None, None, *(None for _ in ctx.extents)

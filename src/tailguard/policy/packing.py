@@ -14,6 +14,7 @@ from tailguard.policy.trunk_layout import (
     n_matrices,
     packed_of,
     recurrent_of,
+    room_for_back,
     room_for_packed,
     turned_of,
     weight_of,
@@ -25,6 +26,13 @@ def packed_weights(shape: Shape, flat: Array) -> Array:
     packed = room_for_packed(shape)
     pack(shape, flat, packed)
     return packed
+
+
+def packed_for_back(shape: Shape, flat: Array) -> Array:
+    """And for the way back, in float32."""
+    back = room_for_back(shape, in_pairs=False)
+    pack_back(shape, flat, back)
+    return back
 
 
 @compiled

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tailguard.loops import compiled
 from tailguard.normalization import Affine
-from tailguard.policy.packing import packed_weights
+from tailguard.policy.layers import layered
 from tailguard.policy.products import Array
-from tailguard.policy.trunk_kernel import dense_forward, out_of
-from tailguard.policy.trunk_layout import Shape, aligned_zeros, in_one, known_to_loops, layers_of
+from tailguard.policy.trunk_layout import known_to_loops
 
 PERIOD_FEATURES = 2
 """How far X stands from the threshold, and the share of the period that is over."""
-
-MOST_ROWS = 512
-"""That go through the compiled loops at a time, so that their room stays in the cache."""
 
 
 class RiskValue(nn.Module):
@@ -55,9 +49,7 @@ class RiskValue(nn.Module):
         """The same without gradient, in compiled loops where these know the weights."""
         if not known_to_loops(self.output.weight):
             return self(critic_features, obs, period).numpy(force=True)  # type: ignore[no-any-return]
-        x = self.inputs(critic_features, obs, period)
-        flat, begins = in_one([part for layer in self.linear for part in (layer.weight, layer.bias)])
-        return read_rows(layers_of(self.linear, begins), flat, x.reshape(-1, x.shape[-1]).numpy()).reshape(x.shape[:-1])
+        return layered(self.linear, False, self.inputs(critic_features, obs, period)).squeeze(-1).numpy()
 
     @torch.no_grad()
     def rescale(self, before: Affine, after: Affine) -> tuple[nn.Linear, float, float]:
@@ -66,18 +58,3 @@ class RiskValue(nn.Module):
         self.output.weight.mul_(factor)
         self.output.bias.mul_(factor).add_((before.mean - after.mean) / after.std)
         return self.output, factor, factor  # the slope of a squared error is an error, which changes its unit
-
-
-def read_rows(shape: Shape, flat: Array, x: Array) -> Array:
-    """(rows,) what linear layers with one output say of x (rows, I)."""
-    outs, values = aligned_zeros(MOST_ROWS * int(shape.dense[:, 2].sum())), np.empty(len(x), np.float32)
-    read_kernel(shape, flat, packed_weights(shape, flat), x, outs, values)
-    return values
-
-
-@compiled
-def read_kernel(shape, flat, packed, x, outs, values):  # type: ignore[no-untyped-def]
-    for first in range(0, len(x), MOST_ROWS):
-        some = x[first : first + MOST_ROWS]
-        dense_forward(shape, flat, packed, some, outs)
-        values[first : first + MOST_ROWS] = out_of(shape, outs, len(some), len(shape.dense) - 1)[:, 0]
