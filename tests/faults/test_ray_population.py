@@ -72,25 +72,45 @@ def test_an_address_where_nobody_listens_is_one_clear_message_at_once(tmp_path: 
     assert time.monotonic() - began < 15.0
 
 
-def working_processes() -> list[int]:
-    """Ray's processes that work on a task of ours now; Ray names them after the function."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found += [int(place.parent.name)] if place.read_bytes().startswith(b"ray::work") else []
-        except OSError:
-            continue  # it has just ended
-    return found
+def is_working(pid: int) -> bool:
+    """Whether the process works on a task of ours now; Ray names it after the function."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::work")
+    except OSError:
+        return False  # it has just ended
+
+
+def stop_one_at_work(started_by: int | None = None) -> int:
+    """Stop a process in the middle of its task, one of that parent if given; waits for one."""
+    while True:
+        for place in Path("/proc").glob("[0-9]*"):
+            pid = int(place.name)
+            if is_working(pid) and started_by in (None, parent_of(pid)):
+                os.kill(pid, signal.SIGSTOP)
+                if is_working(pid):
+                    return pid
+                os.kill(pid, signal.SIGCONT)  # it had finished
+        time.sleep(0.05)
+
+
+def parent_of(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
+def wait_for_lines(journal: Journal, n_lines: int) -> None:
+    while not (journal.path.exists() and len(journal.path.read_bytes().splitlines()) >= n_lines):
+        time.sleep(0.05)
 
 
 def test_a_task_that_hangs_is_given_up_and_done_again(undisturbed: str, tmp_path: Path) -> None:
     journal, stopped = Journal(tmp_path / "population.jsonl"), list[int]()
 
     def stop_one_for_a_while() -> None:
-        while not (journal.path.exists() and len(journal.path.read_bytes().splitlines()) >= 4 and working_processes()):
-            time.sleep(0.05)
-        stopped.append(working_processes()[0])
-        os.kill(stopped[0], signal.SIGSTOP)
+        wait_for_lines(journal, 4)
+        stopped.append(stop_one_at_work())
         time.sleep(60.0)
         with suppress(ProcessLookupError):
             os.kill(stopped[0], signal.SIGCONT)
@@ -105,14 +125,17 @@ def test_a_task_that_hangs_is_given_up_and_done_again(undisturbed: str, tmp_path
 def test_a_node_that_is_lost_loses_no_member(undisturbed: str, tmp_path: Path) -> None:
     journal, lost = Journal(tmp_path / "population.jsonl"), threading.Event()
 
-    def lose_the_second_node() -> None:
-        while not journal.path.exists() or len(journal.path.read_bytes().splitlines()) < 2:
-            time.sleep(0.05)
-        nodes.remove_node(nodes.list_all_nodes()[-1], allow_graceful=False)
+    def lose_the_second_node_at_work() -> None:
+        wait_for_lines(journal, 2)
+        node = nodes.list_all_nodes()[-1]
+        at_work = stop_one_at_work(started_by=node.all_processes["raylet"][0].process.pid)
+        nodes.remove_node(node, allow_graceful=False)
+        with suppress(ProcessLookupError):
+            os.kill(at_work, signal.SIGKILL)
         lost.set()
 
     with cluster(2) as nodes:
-        threading.Thread(target=lose_the_second_node, daemon=True).start()
+        threading.Thread(target=lose_the_second_node_at_work, daemon=True).start()
         assert digest_on(nodes, tmp_path) == undisturbed
     assert lost.is_set()
     assert any(line["event"] == "failure" for line in journal.read())
