@@ -85,9 +85,10 @@ class Browser:
         return [row["message"] for row in self.call("POST", "/se/log", {"type": "browser"})]
 
     def requests(self) -> list[str]:
-        """Addresses asked for so far."""
+        """Addresses asked for since the last call; not by the browser's own pages, such as that of a new tab."""
         rows = [json.loads(row["message"])["message"] for row in self.call("POST", "/se/log", {"type": "performance"})]
-        return [row["params"]["request"]["url"] for row in rows if row["method"] == "Network.requestWillBeSent"]
+        asked = [row["params"] for row in rows if row["method"] == "Network.requestWillBeSent"]
+        return [found["request"]["url"] for found in asked if not found["documentURL"].startswith("chrome")]
 
     def screenshot(self) -> bytes:
         return base64.b64decode(self.call("GET", "/screenshot"))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 from tailguard.population.driver import Population
 from tailguard.population.journal import Journal
 from tailguard.population.local import LocalExecutor
+from tailguard.population.tasks import Task
 from tests.population.tiny import digest_of, tiny_population
 
 pytestmark = pytest.mark.slow
@@ -51,17 +53,28 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def segment_of(task: Task) -> str:
+    return task.key.rpartition("/")[0]  # what is left is the attempt
+
+
 def disturb(executor: LocalExecutor, folder: Path, which: signal.Signals, times: int, disturbed: list[int]) -> None:
-    """Send a signal to a busy worker, `times` times, each after a little progress."""
-    rng = np.random.default_rng(0)
+    """Send a signal to a busy worker, `times` times, each after a little progress.
+
+    A segment is spared after two of them: a member whose segment fails too often is rightly given up.
+    """
+    rng, hit = np.random.default_rng(0), Counter[str]()
     while len(disturbed) < times:
         seen = n_lines(folder)
         wait_until(lambda seen=seen: n_lines(folder) >= seen + 1 + len(disturbed) % 2)
         time.sleep(float(rng.uniform(0.0, 0.4)))
-        busy = [worker.process.pid for worker in list(executor.workers) if worker.task is not None]
+        at_work = [(worker.process.pid, worker.task) for worker in list(executor.workers)]
+        busy = [(pid, segment_of(task)) for pid, task in at_work if task is not None]
+        busy = [(pid, segment) for pid, segment in busy if hit[segment] < 2]
         if busy:
-            disturbed.append(int(rng.choice(busy)))
-            os.kill(disturbed[-1], which)
+            pid, segment = busy[rng.integers(len(busy))]
+            hit[segment] += 1
+            disturbed.append(pid)
+            os.kill(pid, which)
 
 
 def disturbed_digest(folder: Path, which: signal.Signals, times: int, hang_timeout_s: float) -> tuple[str, int]:
