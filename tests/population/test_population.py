@@ -214,7 +214,9 @@ def test_training_that_diverges_scores_worst_and_its_member_is_replaced(tmp_path
     assert scheduler.best is not None
 
 
-def test_a_member_that_always_fails_is_given_up_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_member_that_always_fails_is_given_up_and_the_others_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Unlucky(InlineExecutor):
         def wait(self, timeout_s: float) -> list[Outcome]:
             if self.tasks and self.tasks[0].key.startswith("1/"):
@@ -224,6 +226,8 @@ def test_a_member_that_always_fails_is_given_up_and_the_others_go_on(tmp_path: P
     scheduler = Population(tiny_population(rounds=2, max_failures=1), tmp_path, Unlucky()).run()
     assert [member.state for member in scheduler.members] == ["done", "dead", "done", "done"]
     assert [line["reason"] for line in lines(tmp_path, "failure")] == ["no luck"] * 2
+    said = [record.getMessage() for record in caplog.records]
+    assert said.count("Member 1 is given up after 2 attempts; the others go on.") == 1
 
 
 def test_another_configuration_in_the_same_folder_is_refused(whole: tuple[Path, str]) -> None:
