@@ -18,6 +18,7 @@ from tailguard.population.driver import Population
 from tailguard.population.journal import Journal
 from tailguard.population.local import LocalExecutor
 from tailguard.population.tasks import Task
+from tests.faults.watching import children, n_lines, running, wait_until
 from tests.population.tiny import digest_of, tiny_population
 
 pytestmark = pytest.mark.slow
@@ -27,30 +28,6 @@ ROUNDS = 6
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest_of(tiny_population(ROUNDS), tmp_path_factory.mktemp("undisturbed"))
-
-
-def n_lines(folder: Path) -> int:
-    file = folder / "population.jsonl"
-    return file.read_bytes().count(b"\n") if file.exists() else 0
-
-
-def wait_until(condition: object, timeout_s: float = 120.0) -> None:
-    until = time.monotonic() + timeout_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < until, "it never came to that"
-        time.sleep(0.01)
-
-
-def running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def segment_of(task: Task) -> str:

@@ -16,6 +16,7 @@ import pytest
 
 from tailguard.errors import ConfigError
 from tailguard.population.journal import Journal
+from tests.faults.watching import children, n_lines, wait_until
 from tests.population.tiny import digest_of, tiny_population
 
 ray = pytest.importorskip("ray")
@@ -80,37 +81,27 @@ def is_working(pid: int) -> bool:
         return False  # it has just ended
 
 
-def stop_one_at_work(started_by: int | None = None) -> int:
-    """Stop a process in the middle of its task, one of that parent if given; waits for one."""
-    while True:
-        for place in Path("/proc").glob("[0-9]*"):
-            pid = int(place.name)
-            if is_working(pid) and started_by in (None, parent_of(pid)):
-                os.kill(pid, signal.SIGSTOP)
+def stop_one_at_work(*nodes: Any) -> int:
+    """Stop a process of these nodes in the middle of its task; waits for one."""
+    until = time.monotonic() + 120.0
+    while time.monotonic() < until:
+        for pid in [pid for node in nodes for pid in children(node.all_processes["raylet"][0].process.pid)]:
+            with suppress(ProcessLookupError):
                 if is_working(pid):
-                    return pid
-                os.kill(pid, signal.SIGCONT)  # it had finished
-        time.sleep(0.05)
-
-
-def parent_of(pid: int) -> int | None:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return None
-
-
-def wait_for_lines(journal: Journal, n_lines: int) -> None:
-    while not (journal.path.exists() and len(journal.path.read_bytes().splitlines()) >= n_lines):
-        time.sleep(0.05)
+                    os.kill(pid, signal.SIGSTOP)
+                    if is_working(pid):
+                        return pid
+                    os.kill(pid, signal.SIGCONT)  # it had finished
+        time.sleep(0.02)
+    raise AssertionError("nobody ever worked")
 
 
 def test_a_task_that_hangs_is_given_up_and_done_again(undisturbed: str, tmp_path: Path) -> None:
     journal, stopped = Journal(tmp_path / "population.jsonl"), list[int]()
 
     def stop_one_for_a_while() -> None:
-        wait_for_lines(journal, 4)
-        stopped.append(stop_one_at_work())
+        wait_until(lambda: n_lines(tmp_path) >= 4)
+        stopped.append(stop_one_at_work(*nodes.list_all_nodes()))
         time.sleep(60.0)
         with suppress(ProcessLookupError):
             os.kill(stopped[0], signal.SIGCONT)
@@ -126,9 +117,9 @@ def test_a_node_that_is_lost_loses_no_member(undisturbed: str, tmp_path: Path) -
     journal, lost = Journal(tmp_path / "population.jsonl"), threading.Event()
 
     def lose_the_second_node_at_work() -> None:
-        wait_for_lines(journal, 2)
+        wait_until(lambda: n_lines(tmp_path) >= 2)
         node = nodes.list_all_nodes()[-1]
-        at_work = stop_one_at_work(started_by=node.all_processes["raylet"][0].process.pid)
+        at_work = stop_one_at_work(node)
         nodes.remove_node(node, allow_graceful=False)
         with suppress(ProcessLookupError):
             os.kill(at_work, signal.SIGKILL)

@@ -162,8 +162,8 @@ class Population:
         commands = self.scheduler.handle(event)
         if isinstance(event, Failure):
             log.warning("Member %d failed in round %d: %s", event.member, event.round, event.reason)
-            if (member := self.scheduler.members[event.member]).state == "dead":
-                log.warning("Member %d is given up after %d attempts; the others go on.", member.index, member.failures)
+            if not (member := self.scheduler.members[event.member]).alive:
+                log.warning("Member %d is given up after %d attempts.", member.index, member.failures)
         if isinstance(event, ReadyCheck) and commands:
             log.warning("Not all members came in time; the population goes on with those who are ready.")
         if isinstance(event, Report):
