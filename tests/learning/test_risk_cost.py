@@ -31,4 +31,6 @@ def test_training_with_risk_on_takes_at_most_a_tenth_more_time() -> None:
             began = time.process_time()
             agent.learn(5 * 128 * 32, reset_num_timesteps=False)
             seconds[mode].append(time.process_time() - began)
-    assert np.median(seconds["episode"][1:]) <= 1.1 * np.median(seconds["none"][1:])
+    without, with_risk = (float(np.median(seconds[mode][1:])) for mode in ("none", "episode"))
+    print(f"CPU time with risk over without: {with_risk / without:.3f}")
+    assert with_risk <= 1.1 * without
