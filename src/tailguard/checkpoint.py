@@ -7,10 +7,12 @@ Replacing a bundle takes two renames; between them the earlier one waits as `.NA
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import shutil
+import struct
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,13 +24,18 @@ import torch
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as render_tensors
 
-from tailguard.errors import CheckpointError
+from tailguard.errors import CheckpointError, DamagedCheckpointError
 
 FORMAT = "tailguard-bundle"
 SCHEMA_VERSION = 2
 OLDEST_SCHEMA = 1
 TENSORS, TREE, MANIFEST, DIGEST = "state.safetensors", "tree.json", "manifest.json", "manifest.sha256"
 LARGEST_JSON = 64 * 2**20
+MOST_VALUES = 2_000_000
+"""In one JSON file of a bundle: more would take minutes to read, and no agent has a hundredth of it."""
+MOST_TENSORS = 100_000
+LARGEST_HEADER = 32 * 2**20
+"""Of the file of tensors: it names each of them with its type and shape."""
 
 
 def write_bundle(directory: str | Path, tree: Mapping[str, Any], about: Mapping[str, Any]) -> Path:
@@ -64,6 +71,9 @@ def render(tree: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, bytes
         **about,
     }
     files[MANIFEST] = json.dumps(manifest, indent=1).encode()
+    for name in (TREE, MANIFEST):
+        refuse_oversized_json(files[name], Path(name))
+    refuse_oversized_header(files[TENSORS], Path(TENSORS))  # what could not be read back is not written
     files[DIGEST] = digest(files[MANIFEST]).encode()
     return files
 
@@ -138,6 +148,7 @@ def read_bundle(directory: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     place = existing(Path(directory))
     manifest = read_manifest(place)
     files = {name: read_checked(place / name, manifest) for name in (TREE, TENSORS)}
+    refuse_oversized_header(files[TENSORS], place / TENSORS)
     try:
         tensors = parse_tensors(files[TENSORS])
     except Exception as error:  # whatever a parser says of foreign bytes, they are not a bundle
@@ -154,7 +165,7 @@ def read_manifest(directory: str | Path) -> dict[str, Any]:
     place = existing(Path(directory))
     data = read_limited(place / MANIFEST, LARGEST_JSON)
     if digest(data) != read_limited(place / DIGEST, 1024).decode(errors="replace").strip():
-        raise CheckpointError(f"{place / MANIFEST} is damaged: its sha256 differs from {DIGEST}.")
+        raise DamagedCheckpointError(f"{place / MANIFEST} is damaged: its sha256 differs from {DIGEST}.")
     manifest = parse_json(data, place / MANIFEST)
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"{place} is not a bundle of this package: format is {manifest.get('format')!r}.")
@@ -176,7 +187,7 @@ def existing(place: Path) -> Path:
     if previous_of(place).is_dir():
         return previous_of(place)
     if place.is_file():
-        zipped = place.suffix == ".zip" or place.read_bytes()[:2] == b"PK"
+        zipped = place.suffix == ".zip" or first_bytes(place, 2) == b"PK"
         reason = (
             " It looks like a Stable-Baselines3 zip: those hold pickles, which can run any code when read, so they are "
             "never opened (docs/security.md)."
@@ -185,6 +196,15 @@ def existing(place: Path) -> Path:
         )
         raise CheckpointError(f"{place} is a file; a bundle is a directory written by save().{reason}")
     raise CheckpointError(f"There is no bundle at {place}: it must be a directory written by save().")
+
+
+def first_bytes(file: Path, count: int) -> bytes:
+    """Of a file that may be of any size; nothing of one that cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(count)
+    except OSError:
+        return b""
 
 
 def encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
@@ -247,7 +267,7 @@ def read_checked(path: Path, manifest: Mapping[str, Any]) -> bytes:
         raise CheckpointError(f"{path.parent / MANIFEST} does not describe {path.name}.") from None
     data = read_limited(path, min(size, LARGEST_JSON) if path.suffix == ".json" else size)
     if len(data) != size or digest(data) != checksum:
-        raise CheckpointError(f"{path} is damaged: {len(data)} bytes with another sha256 than the manifest's.")
+        raise DamagedCheckpointError(f"{path} is damaged: {len(data)} bytes with another sha256 than the manifest's.")
     return data
 
 
@@ -255,13 +275,17 @@ def read_limited(path: Path, limit: int) -> bytes:
     """A regular file of at most `limit` bytes."""
     try:
         if path.is_symlink() or not path.is_file():
-            raise CheckpointError(f"{path} is missing or not a regular file: the bundle is incomplete.")
+            raise DamagedCheckpointError(f"{path} is missing or not a regular file: the bundle is incomplete.")
         size = path.stat().st_size
-        if size > limit or size > physical_memory():
-            raise CheckpointError(f"{path} is damaged: {size} bytes are more than expected or than memory holds.")
+        if size > limit:
+            raise DamagedCheckpointError(f"{path} is damaged: {size:,} bytes are more than the {limit:,} expected.")
+        if size > physical_memory():
+            raise CheckpointError(f"{path} has {size:,} bytes, more than the memory of this machine.")
         return path.read_bytes()
     except (OSError, MemoryError) as error:
-        raise CheckpointError(f"Cannot read {path}: {error}.") from error
+        unreadable_disk = isinstance(error, OSError) and error.errno == errno.EIO
+        kind = DamagedCheckpointError if unreadable_disk else CheckpointError
+        raise kind(f"Cannot read {path}: {error}.") from error
 
 
 def physical_memory() -> int:
@@ -269,7 +293,30 @@ def physical_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def refuse_oversized_json(data: bytes, path: Path) -> None:
+    """Every value in JSON but the first follows one of these, so counting them bounds the work before it is done."""
+    n_values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
+    if len(data) > LARGEST_JSON or n_values > MOST_VALUES:
+        raise CheckpointError(
+            f"{path} has {len(data):,} bytes and about {n_values:,} values; a bundle has at most {LARGEST_JSON:,} and "
+            f"{MOST_VALUES:,}. Keep long lists of numbers in arrays: those are stored as tensors."
+        )
+
+
+def refuse_oversized_header(data: bytes, path: Path) -> None:
+    """Count the tensors that a file names before they are made, one by one."""
+    size = struct.unpack("<Q", data[:8])[0] if len(data) >= 8 else 0
+    header = data[8 : 8 + min(size, LARGEST_HEADER)]
+    n_tensors = header.count(b"data_offsets")
+    if size > LARGEST_HEADER or n_tensors > MOST_TENSORS:
+        raise CheckpointError(
+            f"{path} has a header of {size:,} bytes that names {n_tensors:,} tensors or more; a bundle has at most "
+            f"{LARGEST_HEADER:,} bytes and {MOST_TENSORS:,} tensors."
+        )
+
+
 def parse_json(data: bytes, path: Path) -> dict[str, Any]:
+    refuse_oversized_json(data, path)
     try:
         parsed = json.loads(data)
     except (ValueError, RecursionError) as error:

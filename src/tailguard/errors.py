@@ -26,6 +26,10 @@ class CheckpointError(TailguardError, ValueError):
     """A bundle that is missing, damaged or of another format; names the file and what is wrong with it."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """A bundle whose bytes are not the ones that were written: a file is missing, or its checksum differs."""
+
+
 class RunError(TailguardError, RuntimeError):
     """A run folder that cannot be used now: another process writes it, or it cannot be written."""
 

@@ -35,7 +35,7 @@ from tailguard.market.features import FeatureScaler, FeatureSet
 from tailguard.market.splits import picture
 from tailguard.ppo import DistributionalPPO
 from tailguard.presets import preset
-from tailguard.run import RunFolder
+from tailguard.run import RunFolder, newest_checkpoint
 
 Array = npt.NDArray[np.float64]
 
@@ -198,7 +198,7 @@ def examine(folder: RunFolder, part: Part = "test", files: Sequence[str] = ()) -
     folder.require()
     experiment = Experiment(load_experiment(folder.config_file))
     exam = exam_of(experiment, folder.path, part, files)
-    agent = DistributionalPPO.load(folder.last_checkpoint())
+    agent = DistributionalPPO.load(newest_checkpoint(folder))
     strategy = exam.run(agent, with_quantiles=True)
     subject = Subject(
         run=folder.name,

@@ -19,7 +19,7 @@ from tailguard.market.splits import walk_forward as splits_forward
 from tailguard.population.runs import trained_to_the_end, with_one_core
 from tailguard.population.tasks import Beat, Task
 from tailguard.ppo import DistributionalPPO
-from tailguard.run import RunFolder
+from tailguard.run import RunFolder, newest_checkpoint
 
 Array = npt.NDArray[np.float64]
 
@@ -75,7 +75,7 @@ def run_fold(job: Job, beat: Beat = lambda: None) -> FoldResult:
     folder = RunFolder(job.place)
     with folder.lock():
         trained_to_the_end(own, folder, beat, lambda: data.training_env(config.n_envs, job.seed))
-        agent = DistributionalPPO.load(folder.last_checkpoint())
+        agent = DistributionalPPO.load(newest_checkpoint(folder))
     test = split.test
     found = backtest(data.exam_env(), agent, test.start, test.stop, warm_up=test.start - test.warm_start)
     return FoldResult(job.fold, job.seed, test.start, found.targets, agent.num_timesteps)

@@ -26,7 +26,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from tailguard.checkpoint import read_bundle, sync_directory, write_synced
-from tailguard.errors import CheckpointError, NonFiniteError, TrainingDivergedError
+from tailguard.errors import CheckpointError, DamagedCheckpointError, NonFiniteError, TrainingDivergedError
 from tailguard.experiment import Experiment, Task
 from tailguard.population.config import PopulationConfig, population_config
 from tailguard.population.exploit import exploit
@@ -273,12 +273,16 @@ def finished(folder: Path, segment: RunSegment) -> Report | None:
     place = segment_path(folder, bundle_name(segment.member, segment.round))
     try:
         about = json.loads((place / ABOUT).read_bytes())
-        if about["inputs"] != inputs_of(segment):
+        if about["inputs"] != inputs_of(segment) or not (place / AGENT).is_dir():
             return None
         read_bundle(place / AGENT)
         return report_of(segment, about)
-    except (OSError, ValueError, KeyError, TypeError, CheckpointError):
-        return None  # not there, or damaged: it is made again
+    except DamagedCheckpointError:
+        return None  # it is made again
+    except CheckpointError:
+        raise  # whole, and of a later version: not to be written over
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # not there
 
 
 def inputs_of(segment: RunSegment) -> dict[str, Any]:

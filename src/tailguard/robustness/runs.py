@@ -16,7 +16,7 @@ from tailguard.ppo import DistributionalPPO
 from tailguard.robustness.attacks import ATTACKS
 from tailguard.robustness.bench import AttackConfig, Load, Say, attack_agent, write_record
 from tailguard.robustness.prices import Features
-from tailguard.run import RunFolder
+from tailguard.run import RunFolder, newest_checkpoint
 
 MOST_ENVS = 32
 
@@ -55,7 +55,7 @@ def record_file(folder: RunFolder) -> Path:
 
 def loader(folder: RunFolder, experiment: Experiment, n_episodes: int) -> Load:
     """From a seed to the agent in episodes of that seed; they are validation's, or test's where there is none."""
-    checkpoint = folder.last_checkpoint()
+    checkpoint = newest_checkpoint(folder)
 
     @cache
     def load(seed: int) -> DistributionalPPO:

@@ -1,5 +1,6 @@
 """A run: a folder that holds a training from its configuration to its last checkpoint, and goes on after any stop."""
 
+from tailguard.run.checkpoints import newest_checkpoint
 from tailguard.run.folder import RunFolder, run_path
 from tailguard.run.settings import CheckpointConfig
 from tailguard.run.signals import StoppedNow
@@ -13,6 +14,7 @@ __all__ = [
     "StoppedNow",
     "Update",
     "figures_of",
+    "newest_checkpoint",
     "resumed",
     "run_path",
     "train",

@@ -7,16 +7,19 @@ import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from stable_baselines3.common.vec_env import VecEnv
 
-from tailguard.checkpoint import named_failure, read_manifest, recover, remove_bundle
-from tailguard.errors import CheckpointError
+from tailguard.checkpoint import named_failure, read_bundle, read_manifest, recover, remove_bundle
+from tailguard.errors import CheckpointError, DamagedCheckpointError, TailguardError
 from tailguard.ppo import DistributionalPPO
 from tailguard.run.folder import RunFolder
 
 ASIDE = re.compile(r"\.(step-[0-9]{1,18})\.previous")
+DAMAGED = re.compile(r"damaged-(step-([0-9]{1,18}))(-[0-9]+)?")
+"""What is set aside; the last number tells several of one step apart."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,12 @@ def tidy(folder: RunFolder) -> None:
 def newest_good(
     folder: RunFolder, make_env: Callable[[], VecEnv], exact: bool, **settings: Any
 ) -> DistributionalPPO | None:
-    """The agent of the newest checkpoint that can be read, damaged ones named and set aside; None without any.
+    """The agent of the newest checkpoint that is whole, damaged ones named and set aside; None without any.
 
-    `exact` passes over checkpoints that do not say where their episodes stood.
+    `exact` passes over checkpoints that do not say where their episodes stood. One that is whole and is refused all the
+    same, because it is of another version or was made for something else, is named and stays where it is.
     """
+    take_back(folder)
     damaged = []
     for step in reversed(folder.steps()):
         place = folder.checkpoint(step)
@@ -92,16 +97,63 @@ def newest_good(
             if exact and read_manifest(place).get("exact") is not True:
                 continue
             return DistributionalPPO.resume(place, make_env(), **settings)
-        except CheckpointError as error:
+        except DamagedCheckpointError as error:
             damaged.append(str(error))
-            aside = place.with_name(f"damaged-{place.name}")
+            aside = set_aside(place)
             warnings.warn(f"{error} It is set aside as {aside.name}; the one before it is used.", stacklevel=2)
-            shutil.rmtree(aside, ignore_errors=True)
-            with named_failure(place, 0):
-                place.rename(aside)
-    if damaged:
+    if damaged or damaged_ones(folder):
+        reason = damaged[0] if damaged else f"What it had is set aside as {damaged_ones(folder)[-1][0].name}."
         raise CheckpointError(
-            f"No checkpoint of {folder.path} can be read. {damaged[0]} Start again with `tailguard train "
+            f"No checkpoint of {folder.path} can be read. {reason} Start again with `tailguard train "
             f"{folder.config_file} --run NAME`, or put a copy of a checkpoint into {folder.checkpoints}."
         )
     return None
+
+
+def set_aside(place: Path) -> Path:
+    """Rename a damaged checkpoint; what was set aside before stays."""
+    names = (f"damaged-{place.name}{ending}" for ending in ("", *(f"-{number}" for number in range(2, 1000))))
+    aside = next(free for name in names if not (free := place.with_name(name)).exists())
+    with named_failure(place, 0):
+        place.rename(aside)
+    return aside
+
+
+def damaged_ones(folder: RunFolder) -> list[tuple[Path, int]]:
+    """What was set aside, and of which step, ascending."""
+    if not folder.checkpoints.is_dir():
+        return []
+    found = [(entry, DAMAGED.fullmatch(entry.name)) for entry in sorted(folder.checkpoints.iterdir())]
+    return sorted(((entry, int(match.group(2))) for entry, match in found if match), key=lambda pair: pair[1])
+
+
+def take_back(folder: RunFolder) -> None:
+    """Earlier versions set some checkpoints aside that were whole: they return to their names, with a line each."""
+    for aside, step in damaged_ones(folder):
+        place = folder.checkpoint(step)
+        if place.exists() or not is_whole(aside):
+            continue
+        try:
+            aside.rename(place)
+        except OSError as error:
+            warnings.warn(f"{aside} is whole, but cannot be renamed to {place.name}: {error.strerror}.", stacklevel=2)
+            continue
+        warnings.warn(f"{aside} is whole after all; it is {place.name} again.", stacklevel=2)
+
+
+def is_whole(place: Path) -> bool:
+    """Whether every checksum holds and an agent can be made of it."""
+    try:
+        read_bundle(place)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about what the agent would be, not whether it is there
+            DistributionalPPO.load(place)
+    except TailguardError:
+        return False
+    return True
+
+
+def newest_checkpoint(folder: RunFolder) -> Path:
+    """The newest bundle of a run, for those who only read it."""
+    take_back(folder)
+    return folder.last_checkpoint()
