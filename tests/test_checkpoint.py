@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +165,6 @@ def test_a_bundle_of_a_later_schema_is_refused_by_number(tmp_path: Path) -> None
 
 def rewrite_manifest(bundle: Path, **changes: Any) -> None:
     """Change the manifest with a valid checksum, as an attacker or another version would."""
-    from hashlib import sha256
-
     manifest = {**json.loads((bundle / "manifest.json").read_text()), **changes}
     text = json.dumps(manifest)
     (bundle / "manifest.json").write_text(text)
@@ -278,9 +279,11 @@ def test_a_bundle_from_before_risk_units_could_be_set_has_as_many_as_there_were(
     [
         ({"files": {}}, "must describe"),
         ({"files": {"../../etc/passwd": {"bytes": 1, "sha256": "0"}}}, "must describe"),
-        ({"policy_config": {"lstm_hidden_size": 10**9}}, "width of 1000000000"),
-        ({"policy_config": {"lstm_hidden_size": 32}}, "shape|width"),
-        ({"config": {"critic": {"n_quantiles": 10**9}}}, "width of 1000000000"),
+        ({"policy_config": {"lstm_hidden_size": 10**9}}, "lstm_hidden_size=1000000000"),
+        ({"policy_config": {"lstm_hidden_size": 60_000}}, "has shape"),
+        ({"policy_config": {"lstm_hidden_size": 32}}, "has shape"),
+        ({"policy_config": {"n_lstm_layers": 2}}, "is missing"),
+        ({"config": {"critic": {"n_quantiles": 10**9}}}, "n_quantiles=1000000000"),
         ({"config": {"n_steps": 10**12}}, "GiB"),
         ({"config": {"gama": 1}}, "gama"),
         ({"config": None}, "does not describe"),
@@ -298,6 +301,62 @@ def test_a_hostile_manifest_is_refused_by_name(tmp_path: Path, changes: dict[str
     with pytest.raises(CheckpointError, match=message) as caught:
         DistributionalPPO.load(tmp_path / "agent")
     assert str(tmp_path / "agent") in str(caught.value)
+
+
+def json_bomb(bundle: Path) -> None:
+    (bundle / "tree.json").write_text('{"parts": [' + "[]," * 20_000_000 + "[]]}")
+
+
+def tensor_bomb(bundle: Path) -> None:
+    """A million empty tensors in 60 MB."""
+    names = (f'"{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(1_000_000))
+    header = ("{" + ",".join(names) + "}").encode()
+    (bundle / "state.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+def many_layers(bundle: Path) -> None:
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["policy_config"]["net_arch"] = {"pi": [8] * 200_000, "vf": [8]}
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("bomb", "message"),
+    [(json_bomb, "at most .* values|bytes"), (tensor_bomb, "1,000,000|header of"), (many_layers, "at most 64 items")],
+)
+def test_a_bundle_that_would_take_minutes_to_read_is_refused_in_seconds(
+    tmp_path: Path, bomb: Callable[[Path], None], message: str
+) -> None:
+    tiny_agent().save(tmp_path / "agent")
+    bomb(tmp_path / "agent")
+    sign(tmp_path / "agent")
+    start = time.process_time()
+    with pytest.raises(CheckpointError, match=message):
+        DistributionalPPO.load(tmp_path / "agent")
+    assert time.process_time() - start < 5.0
+
+
+def sign(bundle: Path) -> None:
+    """Checksums that fit what is there."""
+    files = {}
+    for name in ("tree.json", "state.safetensors"):
+        data = (bundle / name).read_bytes()
+        files[name] = {"bytes": len(data), "sha256": sha256(data).hexdigest()}
+    rewrite_manifest(bundle, files=files)
+
+
+def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tailguard.checkpoint.MOST_VALUES", 1_000)
+    with pytest.raises(CheckpointError, match="Keep long lists of numbers in arrays"):
+        write_bundle(tmp_path / "bundle", {"long": list(range(1_001))}, {})
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_large_file_in_the_place_of_a_bundle_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(2**40)  # of zeros, on no disk
+    with pytest.raises(CheckpointError, match="is a file"):
+        DistributionalPPO.load(tmp_path / "large")
 
 
 def test_a_rollout_larger_than_memory_is_refused_before_it_is_allocated() -> None:

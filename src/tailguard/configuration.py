@@ -14,6 +14,8 @@ PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
+Width = Annotated[int, Field(ge=1, le=2**16)]
+"""Units of a layer, quantiles, atoms: a matrix of twice the largest is more than memory holds."""
 
 
 class Config(BaseModel):

@@ -79,6 +79,7 @@ def rescale_moments(state: dict[str, Tensor], spans: Sequence[slice], gradient: 
         "first_moment": gradient,
         "momentum_buffer": gradient,
         "exp_avg_sq": gradient**2,
+        "max_exp_avg_sq": gradient**2,
         "sec_moment": gradient**2,
         "avg_utility": gradient * weight,
     }

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from scipy.special import ndtri
 from torch import Tensor, nn
 
-from tailguard.configuration import Config, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
+from tailguard.configuration import Config, Fraction, NonNegativeFloat, PositiveFloat, Width
 from tailguard.errors import ConfigError
 from tailguard.losses.risk import cell_masses, midpoint_levels, tail_levels
 from tailguard.losses.value import ValueClipMode, clip_quantiles, cross_entropy, quantile_huber, two_hot
@@ -27,7 +27,7 @@ class CriticConfig(Config):
     """Two critics with separate trunks and heads, or one."""
     aggregation: Literal["mean", "min"] = "mean"
     """How two critics become one value: the mean of both, or whichever has the lower mean."""
-    n_quantiles: PositiveInt = 32
+    n_quantiles: Width = 32
     """Quantiles per critic."""
     grid: Literal["midpoint", "tail"] = "midpoint"
     """Levels (i + 1/2)/n, or half of them below `tail_alpha`."""
@@ -35,7 +35,7 @@ class CriticConfig(Config):
     """Where the `tail` grid becomes dense."""
     huber_kappa: Annotated[float, Field(ge=0.0, le=1.0)] = 0.02
     """Width of the quadratic zone in normalized units; a large one pulls the tails towards the mean."""
-    n_atoms: Annotated[int, Field(ge=11)] = 101
+    n_atoms: Annotated[int, Field(ge=11, le=2**16)] = 101
     """Atoms of a categorical critic."""
     support: PositiveFloat = 8.0
     """A categorical critic's atoms span +- this many standard deviations of the returns."""

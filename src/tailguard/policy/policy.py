@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 from stable_baselines3.common.policies import BasePolicy
 from torch import Tensor, nn
 
-from tailguard.configuration import Config, PositiveInt
+from tailguard.configuration import Config, Width
 from tailguard.errors import ConfigError, EnvContractError
 from tailguard.normalization import Affine
 from tailguard.policy.acting import Acting, CompiledActing, CompiledStep, Step
@@ -36,12 +36,17 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
+Layers = Annotated[tuple[Width, ...], Field(max_length=64)]
+LogStd = Annotated[float, Field(ge=-20.0, le=20.0)]
+"""Beyond these a spread, or its inverse, leaves what float32 can square."""
+
+
 class NetArch(Config):
     """Widths of the layers after the memory."""
 
-    pi: tuple[PositiveInt, ...] = (64, 64)
+    pi: Layers = (64, 64)
     """Of the actor."""
-    vf: tuple[PositiveInt, ...] = (64, 64)
+    vf: Layers = (64, 64)
     """Of each critic."""
 
 
@@ -50,7 +55,7 @@ class PolicyConfig(Config):
 
     memory: Literal["lstm", "gru", "none"] = "lstm"
     """Kind of memory; "MlpPolicy" sets none."""
-    lstm_hidden_size: PositiveInt = 64
+    lstm_hidden_size: Width = 64
     """Width of the memory, per layer and trunk."""
     n_lstm_layers: Annotated[int, Field(ge=1, le=8)] = 1
     """Layers of memory."""
@@ -60,9 +65,9 @@ class PolicyConfig(Config):
     """Between those layers: a torch.nn class or its name."""
     ortho_init: bool = True
     """Orthogonal initial weights; off leaves torch's own."""
-    log_std_init: float = 0.0
+    log_std_init: LogStd = 0.0
     """Log of the initial spread of a Gaussian policy, whose bounds are -1 and 1; with risk on, -2 unless given."""
-    log_std_end: float | None = None
+    log_std_end: LogStd | None = None
     """Where a ceiling on that logarithm stands when training ends; it falls in a straight line. None: no ceiling."""
     hidden_from_critics: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """Columns of the observation that values do not see: what the agent did last, where it changes nothing ahead. A
@@ -84,7 +89,7 @@ class PolicyConfig(Config):
     def a_class_goes_by_its_name(cls, value: Any) -> Any:
         names = {kind: name for name, kind in ACTIVATIONS.items()}
         name = names.get(value, value) if isinstance(value, type) else value
-        if name not in ACTIVATIONS:
+        if not isinstance(name, str) or name not in ACTIVATIONS:
             raise ConfigError(f"activation_fn={value!r} is not one of {', '.join(ACTIVATIONS)}.")
         return name
 

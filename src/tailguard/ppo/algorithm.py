@@ -21,6 +21,7 @@ from tailguard.health.alerts import AlertMonitor
 from tailguard.health.metrics import Meter, Metric
 from tailguard.normalization import Affine, ObservationStatistics, ReturnScale, refuse_two_return_scales
 from tailguard.policy import RecurrentPolicy
+from tailguard.ppo.bundle_checks import refuse_networks_beyond_memory
 from tailguard.ppo.config import PPOConfig
 from tailguard.ppo.hindsight import make_hindsight
 from tailguard.ppo.objective import Knobs
@@ -110,13 +111,8 @@ class DistributionalPPO(BundledAlgorithm):
         watch_workers(self.env, self.config.env_timeout)
         self.randomness = Randomness(self.seed)
         self.set_random_seed(self.randomness.root)
-        self.policy = self.policy_class(  # type: ignore[assignment]
-            self.observation_space,
-            self.action_space,
-            self.policy_config,
-            self.config.critic,
-            risk_units=self.config.risk.value_units,
-        ).to(self.device)
+        refuse_networks_beyond_memory(self.build_policy, self)
+        self.policy = self.build_policy().to(self.device)
         self.adversary = make_adversary(self.config.adversary, self.policy.obs_features, self.randomness.adversary)
         self.learner = Learner(self.policy, self.config, self.randomness.noise, self.adversary)
         self.policy.optimizer = self.learner.optimizer  # where SB3's users look for it

@@ -89,6 +89,7 @@ def actor_losses(
 
     How far the policy moved is measured where it is shown what it acted on: an attack is not a step of the policy.
     """
+    batch = batch.without_invalid()
     scene = Scene(batch.observations, layout, batch.actor_state, batch.valid)
     shown, clean = adversary.perturb(policy, scene)
     parameters = policy.action_parameters(shown, layout, batch.actor_state)
@@ -132,7 +133,7 @@ def outside_and_largest(
 
 def critic_loss(policy: RecurrentPolicy, c: int, batch: SequenceBatch, layout: Layout) -> CriticLoss:
     """Distance of critic c's law from samples of the return; the first critic's features also serve the risk value."""
-    critic = policy.critic_list[c]
+    critic, batch = policy.critic_list[c], batch.without_invalid()
     features = critic.features(batch.observations, layout, batch.critic_states[c])
     value = masked_mean(critic.head.loss(critic.head(features), batch.target, batch.old_quantiles[c]), batch.valid)
     if policy.risk_value is None or c > 0:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import nn
 
-from tailguard.configuration import Config, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
+from tailguard.configuration import Config, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval, Width
 from tailguard.errors import ConfigError
 from tailguard.health import metrics
 from tailguard.health.metrics import Metric
@@ -59,7 +59,7 @@ class RiskConfig(Config):
     gae_lambda: UnitInterval = 0.5
     """Decay of the risk stream's advantage trace. Its value knows X and time, so it can be trusted early; a long trace
     collects the noise of every step up to the period's end."""
-    units: PositiveInt = 48
+    units: Width = 48
     """Of each of the two layers of the stream's value. Their products are most of what risk costs in time."""
     dual_init: PositiveFloat = 1.0
     """Dual variable, the price of the limit, at the start."""

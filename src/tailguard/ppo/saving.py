@@ -19,6 +19,13 @@ from tailguard.checkpoint import read_bundle, write_bundle
 from tailguard.errors import CheckpointError, ConfigError, EnvContractError, StateError, TailguardError
 from tailguard.normalization import ObservationStatistics, refuse_two_return_scales
 from tailguard.policy import PolicyConfig, RecurrentPolicy
+from tailguard.ppo.bundle_checks import (
+    refuse_misfit,
+    refuse_to_write_unsound,
+    refuse_unsound,
+    shapes_of,
+    unchanged_on_error,
+)
 from tailguard.ppo.config import PPOConfig
 from tailguard.ppo.fingerprint import fingerprint, warn_of_another_machine
 from tailguard.ppo.migrations import migrate
@@ -53,6 +60,12 @@ class BundledAlgorithm(OnPolicyAlgorithm):
 
     def parts(self) -> dict[str, Stateful]:
         raise NotImplementedError
+
+    def build_policy(self) -> RecurrentPolicy:
+        """The networks of this configuration, fresh; of the same shapes as those of every agent it describes."""
+        kind: type[RecurrentPolicy] = self.policy_class  # type: ignore[assignment]
+        spaces, units = (self.observation_space, self.action_space), self.config.risk.value_units
+        return kind(*spaces, self.policy_config, self.config.critic, risk_units=units)
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         """Go on in another environment of the same spaces; memory and episodes start fresh."""
@@ -95,8 +108,12 @@ class BundledAlgorithm(OnPolicyAlgorithm):
                 f"set_parameters got {sorted(states)}; unknown {sorted(unknown)}, missing {sorted(missing)}. "
                 "Pass all of get_parameters(), or exact_match=False for a part of them."
             )
-        for name, state in states.items():
-            named[name].load_state_dict(state)
+        given = isinstance(load_path_or_dict, Mapping)
+        place, kind = ("The state given", StateError) if given else (load_path_or_dict, CheckpointError)
+        with refusing(place, "the parameters", kind), unchanged_on_error(self.named_parameters):
+            refuse_unsound(states, named, self.config)
+            for name, state in states.items():
+                named[name].load_state_dict(state)
 
     def save(self, path: Any, exclude: Any = None, include: Any = None) -> None:
         """Write the whole agent to the directory `path`; `exclude` and `include` have nothing to choose from."""
@@ -123,11 +140,13 @@ class BundledAlgorithm(OnPolicyAlgorithm):
             raise ConfigError(
                 f"save needs a path for a directory, not a {type(path).__name__}: a bundle is several files."
             )
+        parts = {name: part.state_dict() for name, part in self.parts().items()}
+        refuse_to_write_unsound(parts)
         agent = {
             "observation_space": describe_space(self.observation_space),
             "action_space": describe_space(self.action_space),
             "n_envs": self.n_envs,
-            "parts": {name: part.state_dict() for name, part in self.parts().items()},
+            "parts": parts,
             "session": session,
         }
         written = {
@@ -252,7 +271,9 @@ class BundledAlgorithm(OnPolicyAlgorithm):
             model.observation_space = build_space(tree["observation_space"])
             model.action_space = build_space(tree["action_space"])
             model.n_envs = int(tree["n_envs"])
-            model.refuse_misfit(tree["parts"]["policy"])
+            if model.n_envs < 1:
+                raise StateError(f"n_envs is {model.n_envs}.")
+            refuse_misfit(shapes_of(model.build_policy), tree["parts"]["policy"])
             statistics = dict(tree["parts"]["obs_stats"])
         if env is not None:
             model.attach(env, statistics)
@@ -261,35 +282,6 @@ class BundledAlgorithm(OnPolicyAlgorithm):
             migrate(tree, manifest["schema_version"], model.parts(), path)
             model.load_parts(tree["parts"], optional=() if env is not None else ("obs_stats",))
         return model, tree, manifest
-
-    def refuse_misfit(self, saved: Mapping[str, Any]) -> None:
-        """Compare the networks a bundle describes with the tensors it holds before any memory is asked for."""
-        largest = max(max(tensor.shape, default=1) for tensor in saved.values())
-        widths = [
-            self.policy_config.lstm_hidden_size,
-            *self.policy_config.net_arch.pi,
-            *self.policy_config.net_arch.vf,
-            self.config.critic.n_quantiles,
-            self.config.risk.value_units,
-        ]
-        if max(widths) > largest:
-            raise CheckpointError(f"A width of {max(widths)} is declared, the largest tensor has {largest}.")
-        with torch.device("meta"):  # shapes without memory
-            policy = RecurrentPolicy(
-                self.observation_space,
-                self.action_space,
-                self.policy_config,
-                self.config.critic,
-                risk_units=self.config.risk.value_units,
-            )
-        described = policy.state_dict()
-        wrong = sorted(
-            name
-            for name in {*described, *saved}
-            if name not in saved or name not in described or saved[name].shape != described[name].shape
-        )
-        if wrong:
-            raise CheckpointError(f"The tensor {wrong[0]} does not have the shape that the configuration describes.")
 
     def attach(self, env: GymEnv, statistics: Mapping[str, Any]) -> None:
         """Take an environment at load; one without VecNormalize is wrapped when the agent was trained with it."""
@@ -305,26 +297,27 @@ class BundledAlgorithm(OnPolicyAlgorithm):
         if set(states) != set(parts):
             missing, extra = sorted(set(parts) - set(states)), sorted(set(states) - set(parts))
             raise StateError(f"The saved agent's parts do not fit: missing {missing}, unknown {extra}.")
-        for name, part in parts.items():
-            if name not in optional:
-                part.load_state_dict(states[name])
+        chosen = {name: part for name, part in parts.items() if name not in optional}
+        refuse_unsound({name: states[name] for name in chosen}, chosen, self.config)
+        for name, part in chosen.items():
+            part.load_state_dict(states[name])
         self._last_obs, self.live = None, None
 
 
 @contextmanager
-def refusing(path: Any, what: str) -> Iterator[None]:
+def refusing(path: Any, what: str, kind: type[TailguardError] = CheckpointError) -> Iterator[None]:
     """A bundle is foreign data: whatever goes wrong while reading it is said as one error that names it."""
     try:
         yield
     except TailguardError as error:
         if isinstance(error, EnvContractError) or str(path) in str(error):
             raise
-        raise CheckpointError(f"{path} does not describe {what} of this package: {error}") from error
+        raise kind(f"{path} does not describe {what} of this package: {error}") from error
     except (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError) as error:
-        raise CheckpointError(f"{path} does not describe {what} of this package: {error!r}.") from error
+        raise kind(f"{path} does not describe {what} of this package: {error!r}.") from error
     except (RecursionError, RuntimeError, TypeError, ValueError) as error:
         said = str(error).splitlines()[0] if str(error) else repr(error)
-        raise CheckpointError(f"{path} does not describe {what} of this package: {said}") from error
+        raise kind(f"{path} does not describe {what} of this package: {said}") from error
 
 
 class Progress:

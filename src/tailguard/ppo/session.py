@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from tailguard.errors import EnvContractError, StateError
 from tailguard.policy import RecurrentPolicy, State
+from tailguard.ppo.bundle_checks import unsound
 from tailguard.rollout.collect import Live
 from tailguard.stateful import Stateful, require_keys
 
@@ -46,6 +47,8 @@ def plain(value: Any) -> Any:
 
 def restored_live(state: Mapping[str, Any], policy: RecurrentPolicy, n_envs: int) -> Live:
     """The `Live` that was saved, after its shapes have been compared with a fresh one's."""
+    for problem in unsound(state, "live"):
+        raise StateError(problem)
     observations = np.array(state["observations"])
     live = Live.fresh(policy, observations, np.ones(n_envs, np.bool_))
     if set(state) != {field.name for field in fields(live)} or len(observations) != n_envs:
@@ -62,7 +65,7 @@ def like(fresh: Any, saved: Any) -> Any:
             raise StateError("The saved memory does not fit this policy.")
         parts = [like(part, kept) for part, kept in zip(fresh, saved, strict=True)]
         return State(*parts) if isinstance(fresh, State) else parts
-    if fresh.shape != saved.shape:
+    if fresh.shape != saved.shape or (isinstance(fresh, torch.Tensor) and fresh.dtype != saved.dtype):
         raise StateError("The saved memory does not fit this policy and number of environments.")
     return saved if isinstance(fresh, torch.Tensor) else np.array(saved, fresh.dtype)
 

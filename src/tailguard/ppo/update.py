@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, takewhile
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from tailguard.optim.flat import ParameterVector, rescale_moments
 from tailguard.optim.gating import GatedOptimizer
 from tailguard.optim.kernels import squared_norms
 from tailguard.optim.strides import NO_STRIDE, Stride, Strides
+from tailguard.optim.undo import StepGuard, is_finite
 from tailguard.policy import RecurrentPolicy
 from tailguard.ppo.config import PPOConfig
 from tailguard.ppo.gradients import ACTOR, CompiledGradients
@@ -49,8 +50,25 @@ def make_optimizer(config: PPOConfig, vector: ParameterVector, noise: torch.Gene
     )
     try:
         return kind([vector.flat], lr=1.0, **{**defaults, **config.optimizer_kwargs})  # type: ignore[call-arg]
-    except TypeError as error:
+    except ConfigError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(f"optimizer_kwargs do not fit optimizer={config.optimizer!r}: {error}.") from None
+
+
+def after_a_step(config: PPOConfig) -> Mapping[str, Any]:
+    """What the optimizer of a config keeps of a parameter after a step; refused where it cannot take one."""
+    vector = ParameterVector(nn.ParameterList([nn.Parameter(torch.zeros(2))]))
+    optimizer = make_optimizer(config, vector, torch.Generator())
+    vector.flat.grad = torch.ones_like(vector.flat)
+    try:
+        optimizer.step()
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"optimizer={config.optimizer!r} cannot take a step with these optimizer_kwargs: {error}."
+        ) from None
+    kept: Mapping[str, Any] = optimizer.state[vector.flat]
+    return kept
 
 
 @dataclass
@@ -90,6 +108,8 @@ class Learner:
         self.policy, self.config, self.adversary = policy, config, adversary
         self.vector = ParameterVector(policy)
         self.optimizer = make_optimizer(config, self.vector, noise)
+        if config.optimizer_kwargs:
+            after_a_step(config)
         vgs = config.vgs or VGSConfig(enabled=False)  # it always measures
         self.gradient_scaler = VarianceGradientScaler(
             [self.vector.flat], segments=self.vector.sizes, **vgs.model_dump()
@@ -138,13 +158,17 @@ class Learner:
         found: list[Mapping[Metric, float]] = []
         self.vector.drop_gradients()
         if valid:
-            patience = self.skipped.in_a_row, self.skipped.limit
+            patience, guard = (self.skipped.in_a_row, self.skipped.limit), self.guard()
             with self.strides.prepared(len(valid), now.learning_rate, now.max_grad_norm, patience) as stride:
                 figures = self.differentiate(valid, now, 1.0, stride)
+            if not guard.holds():  # one by one, so that only the steps that went wrong are left out
+                guard.undo()
+                return [self.step(choice, now, None) for choice in choices]
             for figure, squares, taken in zip(figures, stride.squares(), stride.found.taken.tolist(), strict=True):
                 stats: dict[Metric, float] = {}
                 accumulate(stats, *figure, now.vf_coef, 1.0)
-                found.append({**stats, **self.outcome(squares, taken, isfinite(stats[metrics.LOSS]))})
+                outcome = self.outcome(squares, taken, "gradient" if isfinite(stats[metrics.LOSS]) else "loss")
+                found.append({**stats, **outcome} if taken else outcome)
         results = iter(found)
         return [next(results) if choice.n_valid else None for choice in choices]
 
@@ -158,7 +182,8 @@ class Learner:
             share = micro.n_valid / choice.n_valid  # shares sum to one also when one is zero
             if share > 0.0:
                 accumulate(stats, *self.backward(micro, now, share), now.vf_coef, share)
-        return {**stats, **self.apply_gradients(now, stats[metrics.LOSS])}
+        outcome = self.apply_gradients(now, stats[metrics.LOSS])
+        return {**stats, **outcome} if outcome[metrics.SKIPPED_STEPS] == 0.0 else outcome
 
     def backward(self, choice: Choice, now: Knobs, share: float) -> Figures:
         """Add `share` of the gradient of each trunk's loss."""
@@ -192,11 +217,13 @@ class Learner:
         return loss.figures()
 
     def apply_gradients(self, now: Knobs, loss: float) -> Mapping[Metric, float]:
-        """Observe, damp, clip, step, commit. A gradient that is not finite changes nothing."""
+        """Observe, damp, clip, step, commit. A gradient that is not finite changes nothing, and a step to weights that
+        are not is taken back."""
         gradient = self.vector.gather_gradients()
         squares = self.squares_of(gradient)
         norm = sqrt(sum(squares))
-        taken = isfinite(norm) and isfinite(loss)
+        taken, guard = isfinite(norm) and isfinite(loss), self.guard()
+        reason = "gradient" if isfinite(loss) else "loss"
         if taken:
             factor = self.gradient_scaler.scale_gradients(self.optimizer)  # reads the raw gradient, damps a noisy one,
             left = norm if is_scale_free(self.optimizer) else norm * factor
@@ -205,12 +232,20 @@ class Learner:
             for group in self.optimizer.param_groups:
                 group["lr"] = now.learning_rate
             scaled_step(self.optimizer, factor)  # then it is taken,
+            taken, reason = guard.holds(), "step"
+        if taken:
             self.gradient_scaler.step()  # and only now the statistics move
-        return self.outcome(squares, taken, isfinite(loss))
+        elif reason == "step":
+            guard.undo()
+        return self.outcome(squares, taken, reason)
 
-    def outcome(self, squares: list[float], taken: bool, loss_is_finite: bool) -> Mapping[Metric, float]:
-        """What became of a step; squares: of the norms of actor, critics and the rest."""
-        self.skipped.note(taken, "gradient" if loss_is_finite else "loss")
+    def guard(self) -> StepGuard:
+        """What the next step can be taken back with."""
+        return StepGuard(self.optimizer, self.gradient_scaler, self.vector)
+
+    def outcome(self, squares: list[float], taken: bool, reason: str) -> Mapping[Metric, float]:
+        """What became of a step; squares: of the norms of actor, critics and the rest; reason: what was not finite."""
+        self.skipped.note(taken, reason)
         if not taken:
             return {metrics.SKIPPED_STEPS: 1.0}
         norms = critic_norms(*map(sqrt, squares[1:-1]))
@@ -233,6 +268,13 @@ class Learner:
 
     def follow_rescale(self, rescaled: list[tuple[nn.Linear, float, float]]) -> None:
         """Let the optimizer's memory of the critics' last layers follow their change of unit."""
+        for layer, factor, _ in rescaled:
+            if not (is_finite(layer.weight) and is_finite(layer.bias)):
+                raise TrainingDivergedError(
+                    f"The size of the returns changed by a factor of {1 / factor if factor else inf:g} in one update, "
+                    "and a critic's last layer cannot follow. Scale the rewards or look for a single extreme one, and "
+                    "go on from the last checkpoint."
+                )
         state = self.optimizer.state.get(self.vector.flat)
         if not state:
             return

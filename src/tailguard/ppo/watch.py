@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from operator import itemgetter
 from typing import Any
 
@@ -42,7 +43,8 @@ def explained_variance(policy: RecurrentPolicy, reserved: SequenceBatch, scale: 
     variance = float(returns.var(correction=0))
     if variance == 0.0:
         return None
-    return 1.0 - float((returns - values[valid].double()).var(correction=0)) / variance
+    explained = 1.0 - float((returns - values[valid].double()).var(correction=0)) / variance
+    return explained if isfinite(explained) else None  # returns that differ by next to nothing
 
 
 def rollout_figures(policy: RecurrentPolicy, buffer: RolloutBuffer, scale: Affine) -> Mapping[Metric, float]:

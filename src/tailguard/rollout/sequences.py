@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -74,6 +74,32 @@ class SequenceBatch:
             starts=self.starts[:, chosen],
             actor_state=self.actor_state.select(index),
             critic_states=tuple(state.select(index) for state in self.critic_states),
+        )
+
+    def without_invalid(self) -> SequenceBatch:
+        """Zeros where samples are not valid. A mask alone does not keep NaN out: its gradient is zero times NaN.
+
+        Memory still sees the observations of invalid steps, as it did when acting.
+        """
+        valid = self.valid
+        if bool(valid.all()):
+            return self
+
+        def only(values: Tensor, mask: Tensor) -> Tensor:
+            return torch.where(mask, values, values.new_zeros(()))
+
+        deep = valid.unsqueeze(-1)
+        return replace(
+            self,
+            observations=only(self.observations, deep | self.observations.isfinite()),
+            actions=only(self.actions, deep),
+            log_probs=only(self.log_probs, valid),
+            advantages=only(self.advantages, valid),
+            returns=only(self.returns, valid),
+            target=only(self.target, deep),
+            old_quantiles=only(self.old_quantiles, deep),
+            risk=only(self.risk, deep),
+            readings={},
         )
 
 
