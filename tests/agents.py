@@ -23,6 +23,8 @@ TINY_POLICY: dict[str, Any] = {"lstm_hidden_size": 8, "net_arch": [8]}
 def tiny_agent(env: VecEnv | None = None, policy: str = "MlpLstmPolicy", **settings: Any) -> DistributionalPPO:
     """An agent small enough that a whole update takes milliseconds."""
     policy_kwargs = {**TINY_POLICY, **settings.pop("policy_kwargs", {})}
+    if policy == "MlpPolicy" or policy_kwargs.get("memory") == "none":
+        policy_kwargs.pop("lstm_hidden_size", None)
     critic = {**TINY["critic"], **settings.pop("critic", {})}
     seed = settings.pop("seed", 0)
     merged = {**TINY, **settings, "critic": critic}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tailguard.errors import ConfigError, did_you_mean
+from tailguard.errors import ConfigError, InertSetting, InertSettingError, did_you_mean
 
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 UnitInterval = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -27,11 +29,86 @@ class Config(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
+            inert = inert_settings(error)
+            if inert is not None:
+                raise InertSettingError(inert) from None
             raise ConfigError(describe(error, type(self))) from None
+
+    def inert(self) -> Iterable[InertSetting]:
+        """Settings that differ from their defaults and do nothing beside the others, such as those of another mode.
+
+        A switch (a mode, a bool, None, a count of 0 that means "off") makes settings inert, a number that happens to be
+        small does not: a coefficient may pass through zero.
+        """
+        return ()
+
+    def unread(self, names: Iterable[str], why: str) -> list[InertSetting]:
+        """Those of the named settings that are not at their defaults. why: follows "does nothing:"."""
+        found = []
+        for name in names:
+            value, default = getattr(self, name), type(self).model_fields[name].get_default(call_default_factory=True)
+            if value != default:
+                advice = f"does nothing: {why}, or leave {name} at {default!r}."
+                found.append(InertSetting(name, value, advice, default))
+        return found
+
+    @model_validator(mode="after")
+    def every_setting_acts(self) -> Self:
+        found = list(self.inert())
+        if found:
+            raise InertSettingError(found)
+        return self
 
     def replace(self, **changes: Any) -> Self:
         """A checked copy with some fields changed."""
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
+
+
+C = TypeVar("C", bound=Config)
+
+
+def saved_config(kind: type[C], values: Mapping[str, Any], where: Any) -> C:
+    """A configuration that an earlier version wrote: it accepted settings that do nothing; they give way with a line.
+
+    where: what is being read, for that line
+    """
+    while True:
+        try:
+            return kind(**values)
+        except InertSettingError as error:
+            for setting in error.settings:
+                values = with_value(values, setting.path.split("."), setting.instead)
+            warn_of_inert(error.settings, where)
+
+
+def warn_of_inert(settings: Iterable[InertSetting], where: Any) -> None:
+    """One line for each setting of something saved that gave way."""
+    for setting in settings:
+        warnings.warn(f"{where}: {setting} It is taken as {setting.instead!r}.", stacklevel=3)
+
+
+def with_value(tree: Any, path: list[str], value: Any) -> Any:
+    """A copy of nested settings, mappings or sequences or configurations, with the one at `path` changed."""
+    if not path:
+        return value
+    name, *rest = path
+    if isinstance(tree, Config):
+        return tree.replace(**{name: with_value(getattr(tree, name), rest, value)})
+    if isinstance(tree, list | tuple):
+        return [with_value(part, rest, value) if i == int(name) else part for i, part in enumerate(tree)]
+    return {**tree, name: with_value(tree.get(name, {}), rest, value)}
+
+
+def inert_settings(error: ValidationError) -> list[InertSetting] | None:
+    """All that is wrong, with whole paths, when it is inert settings and nothing else."""
+    found: list[InertSetting] = []
+    for problem in error.errors():
+        cause = problem.get("ctx", {}).get("error")
+        if not isinstance(cause, InertSettingError):
+            return None
+        prefix = ".".join(str(part) for part in problem["loc"])
+        found += [setting.below(prefix) for setting in cause.settings]
+    return found
 
 
 def describe(error: ValidationError, config: type[BaseModel]) -> str:

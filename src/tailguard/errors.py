@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from typing import Any, NamedTuple
 
 
 class TailguardError(Exception):
@@ -12,6 +13,34 @@ class TailguardError(Exception):
 
 class ConfigError(TailguardError, ValueError):
     """A configuration that cannot be meant."""
+
+
+class InertSetting(NamedTuple):
+    """A setting that was given but does not act as it reads."""
+
+    path: str
+    value: Any
+    why: str
+    """What follows `path=value`: why it does not act, and what to do."""
+    instead: Any
+    """What it counts as: what an earlier version, which accepted it, did with it."""
+    conditional: bool = True
+    """Nothing reads it beside the other settings; otherwise it would have to be changed before it is read."""
+
+    def __str__(self) -> str:
+        return f"{self.path}={self.value!r} {self.why}"
+
+    def below(self, prefix: str) -> InertSetting:
+        """The setting with its path as seen from the configuration that holds this one as `prefix`."""
+        return self._replace(path=f"{prefix}.{self.path}") if prefix else self
+
+
+class InertSettingError(ConfigError):
+    """Settings that would be accepted and do nothing, or would silently be taken as something else."""
+
+    def __init__(self, settings: Sequence[InertSetting]) -> None:
+        super().__init__("\n".join(map(str, settings)))
+        self.settings = tuple(settings)
 
 
 class EnvContractError(TailguardError, ValueError):

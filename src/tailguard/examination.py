@@ -29,7 +29,7 @@ from tailguard.evaluation.assessment import Assessment, OptimumFound, Subject, a
 from tailguard.evaluation.backtest import Backtest, backtest, backtest_periods
 from tailguard.evaluation.report import write_report
 from tailguard.evaluation.training_record import RiskPromise, TrainingRecord
-from tailguard.experiment import DataTask, Experiment, ExperimentConfig, PresetTask, load_experiment
+from tailguard.experiment import DataTask, Experiment, ExperimentConfig, PresetTask, saved_experiment
 from tailguard.market import Bars
 from tailguard.market.features import FeatureScaler, FeatureSet
 from tailguard.market.splits import picture
@@ -196,7 +196,7 @@ def remembered(folder: Path) -> tuple[tuple[str, ...], FeatureScaler]:
 def examine(folder: RunFolder, part: Part = "test", files: Sequence[str] = ()) -> Assessment:
     """Backtest the newest agent of a run, enter the trial, write the assessment's files and the report."""
     folder.require()
-    experiment = Experiment(load_experiment(folder.config_file))
+    experiment = Experiment(saved_experiment(folder.config_file))
     exam = exam_of(experiment, folder.path, part, files)
     agent = DistributionalPPO.load(newest_checkpoint(folder))
     strategy = exam.run(agent, with_quantiles=True)
@@ -298,7 +298,7 @@ def report_file(folder: RunFolder) -> Path:
 
 def training_record(folder: RunFolder) -> TrainingRecord:
     """What training left behind; of a walk-forward the curves of its longest training and the alerts of all."""
-    promise = promise_of(load_experiment(folder.config_file))
+    promise = promise_of(saved_experiment(folder.config_file))
     every = [TrainingRecord.read(place, promise) for place in (folder.path, *sorted(folder.path.glob("folds/*")))]
     longest = max(every, key=lambda record: len(record.rows))
     return replace(longest, alerts=tuple(alert for record in every for alert in record.alerts))

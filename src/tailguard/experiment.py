@@ -10,7 +10,7 @@ task brings its own defaults, and everything the user says goes on top of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,12 +21,13 @@ from pydantic import Field
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv
 
-from tailguard.configuration import Config, NonNegativeInt, PositiveInt
+from tailguard.configuration import Config, NonNegativeInt, PositiveInt, saved_config
 from tailguard.env import Costs, TradingVecEnv, oracle_env
 from tailguard.env.dataset import DataConfig, Dataset, Default, data_defaults, nested_defaults, read_bars, split_of
-from tailguard.errors import ConfigError, did_you_mean
+from tailguard.errors import ConfigError, InertSetting, did_you_mean
 from tailguard.market import Bars
 from tailguard.policy import PolicyConfig
+from tailguard.policy.policy import OF_MEMORY
 from tailguard.ppo import DistributionalPPO, PPOConfig
 from tailguard.ppo.fingerprint import fingerprint
 from tailguard.presets import Preset, preset, trading_config
@@ -62,6 +63,12 @@ class ExperimentConfig(Config):
     """The learner."""
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     """When bundles are written and which are kept."""
+
+    def inert(self) -> Iterable[InertSetting]:
+        if self.policy == "MlpPolicy":
+            kwargs, why = self.policy_kwargs, "MlpPolicy has no memory; use policy=MlpLstmPolicy"
+            of_memory = ("memory", *OF_MEMORY) if kwargs.memory == "gru" else OF_MEMORY
+            yield from (found.below("policy_kwargs") for found in kwargs.unread(of_memory, why))
 
     def to_yaml(self) -> str:
         """The whole configuration as YAML that `load_experiment` reads back unchanged."""
@@ -216,6 +223,12 @@ def load_experiment(
     """Settings from a YAML file (or none), with named ones and `key.path=value` overrides on top."""
     from_file = read_yaml(path) if path is not None else {}
     return experiment_config(merged(from_file, given or {}), overrides)
+
+
+def saved_experiment(path: str | Path) -> ExperimentConfig:
+    """What a run wrote down: an earlier version may have accepted settings that do nothing, which give way."""
+    given = read_yaml(path)
+    return saved_config(ExperimentConfig, merged(task_of(given).defaults(), given), path)
 
 
 def on_shared_paths(config: ExperimentConfig) -> ExperimentConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, NamedTuple
 
@@ -13,7 +13,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
 from tailguard.configuration import Config, PositiveFloat
-from tailguard.errors import ConfigError, StateError
+from tailguard.errors import ConfigError, InertSetting, StateError
 from tailguard.stateful import require_keys
 
 Floats = NDArray[np.floating[Any]]
@@ -35,6 +35,11 @@ class ReturnScaleConfig(Config):
     """Floor on sigma, in reward units."""
     max_change: Annotated[float, Field(gt=1.0)] | None = None
     """Cap on sigma's relative change per update (2 lets it at most double or halve); None leaves it free."""
+
+    def inert(self) -> Iterable[InertSetting]:
+        if not self.enabled:
+            others = [name for name in type(self).model_fields if name != "enabled"]
+            yield from self.unread(others, "the critics work in raw reward units; use enabled=True")
 
 
 class ReturnScale:

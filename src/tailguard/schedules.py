@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import cos, pi
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from tailguard.configuration import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from tailguard.errors import InertSetting
 from tailguard.stateful import require_keys
 
 
@@ -63,6 +64,15 @@ class EntropyConfig(Config):
     boost_cap: PositiveFloat = 0.1
     """The coefficient is never boosted above this."""
 
+    def inert(self) -> Iterable[InertSetting]:
+        if self.decay_updates == 0:
+            why = "decay_updates=0 keeps the coefficient constant; set decay_updates"
+            yield from self.unread(("ent_coef_min", "plateau_window"), why)
+        if self.plateau_window == 0 or self.decay_updates == 0:
+            yield from self.unread(("plateau_tolerance",), "no decay waits for a plateau; set plateau_window")
+        if self.boost == 1.0:
+            yield from self.unread(("boost_below", "boost_cap"), "boost=1 switches the boost off; set boost above 1")
+
 
 class EntropyCoefficient:
     """Linear decay to a floor that a plateau of policy entropy can only delay, never start or speed up."""
@@ -76,7 +86,7 @@ class EntropyCoefficient:
     @property
     def value(self) -> float:
         """Coefficient for the next update: decay, floor, boost, cap, floor again."""
-        floor = min(self.config.ent_coef_min, self.initial)
+        floor = self.config.ent_coef_min
         decayed = max(self.initial - (self.initial - floor) * self.decay_share, floor)
         bad = self.explained_variance is not None and self.explained_variance < self.config.boost_below
         if self.config.boost > 1.0 and bad:
@@ -129,8 +139,16 @@ class KLPenaltyConfig(Config):
     """The weight moves when the divergence leaves [target / tolerance, target * tolerance]."""
     factor: Annotated[float, Field(gt=1.0)] = 2.0
     """Factor by which the weight moves."""
-    beta_max: PositiveFloat = 100.0
+    beta_max: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = 100.0
     """Cap on the weight; the floor is its inverse."""
+
+    def inert(self) -> Iterable[InertSetting]:
+        if self.target is None:
+            yield from self.unread(("beta", "tolerance", "factor", "beta_max"), "there is no penalty; set a target")
+        elif not 1.0 / self.beta_max <= self.beta <= self.beta_max:
+            why = f"is outside [{1.0 / self.beta_max:g}, {self.beta_max:g}], where beta_max keeps it: move either."
+            nearest = min(max(self.beta, 1.0 / self.beta_max), self.beta_max)
+            yield InertSetting("beta", self.beta, why, nearest, conditional=False)
 
 
 class KLPenalty:

@@ -191,5 +191,7 @@ def test_a_population_can_vary_epsilon_ratio_and_weight() -> None:
         for name in ("epsilon", "ratio", "weight")
     ]
     check_space(space, config)
-    changed = with_values(config, {"adversary.epsilon": 0.5, "adversary.weight": 2.0, "adversary.ratio": 0.9}).adversary
-    assert changed == AdversaryConfig(epsilon=0.5, weight=2.0, ratio=0.9, ramp=0.0)
+    values = {"adversary.epsilon": 0.5, "adversary.weight": 2.0, "adversary.ratio": 0.9}
+    assert with_values(config, values).adversary == AdversaryConfig(epsilon=0.5, weight=2.0, ramp=0.0)
+    values["adversary.mode"] = "mixed"
+    assert with_values(config, values).adversary == AdversaryConfig(mode="mixed", epsilon=0.5, ratio=0.9, ramp=0.0)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from scipy.special import ndtri
 from torch.testing import assert_close
 
+from tailguard.errors import ConfigError
 from tailguard.losses import clip_quantiles, cross_entropy, quantile_huber, two_hot
+from tailguard.losses.risk import cell_masses, tail_levels
 from tailguard.losses.value import quantile_huber_eager
+from tailguard.policy.critics import CriticConfig, QuantileHead
 
 
 def fitted_quantiles(kappa: float, n: int = 10) -> torch.Tensor:
@@ -84,6 +90,57 @@ def test_mean_and_variance_clipping_bounds_both() -> None:
     clipped = clip_quantiles(new, old, 0.5, "mean_and_variance")
     assert_close(clipped.mean(), torch.tensor(0.5))
     assert_close(clipped.std() / old.std(), torch.tensor(1.5))
+
+
+TAIL = tail_levels(8, 0.05)
+
+
+def law_of(mean: float, std: float) -> torch.Tensor:
+    """Normal quantiles on the tail grid."""
+    return mean + std * torch.tensor(ndtri(np.array(TAIL)), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("mode", ["mean_only", "mean_and_variance"])
+def test_on_a_tail_grid_the_mean_that_is_clipped_is_that_of_the_law(mode: Any) -> None:
+    masses = torch.tensor(cell_masses(TAIL), dtype=torch.float32)
+    old = law_of(0.0, 1.0)
+    new = old.clone()
+    new[:4] -= 2.0  # half of the quantiles, and 5 % of the mass: the mean falls by 0.1
+    assert float((new - old) @ masses) == pytest.approx(-0.1, abs=1e-6)
+    if mode == "mean_only":
+        assert_close(clip_quantiles(new, old, 0.2, mode, TAIL), new)
+    far = law_of(0.7, 1.0)
+    clipped = clip_quantiles(far, old, 0.2, mode, TAIL)
+    assert float((clipped - old) @ masses) == pytest.approx(0.2, abs=1e-6)
+    wide = clip_quantiles(law_of(0.0, 3.0), old, 0.2, "mean_and_variance", TAIL)
+    assert spread_of(wide, masses) / spread_of(old, masses) == pytest.approx(1.2, rel=1e-5)
+    with pytest.raises(ConfigError, match="8 quantiles but 3 levels"):
+        clip_quantiles(new, old, 0.2, mode, (0.1, 0.5, 0.9))
+
+
+def spread_of(law: torch.Tensor, masses: torch.Tensor) -> float:
+    return float(((law - law @ masses).square() @ masses).sqrt())
+
+
+@pytest.mark.parametrize("grid", ["midpoint", "tail"])
+def test_a_critic_clips_in_the_mean_that_is_its_value(grid: Any) -> None:
+    plain, clipping = (QuantileHead(4, CriticConfig(n_quantiles=8, grid=grid, value_clip=clip)) for clip in (None, 0.2))
+    old = torch.tensor(ndtri(np.array(plain.levels)), dtype=torch.float32)[None]
+    new, target = old.clone(), torch.linspace(-3.0, 1.0, 16)[None]
+    new[:, :4] -= 0.15 / float(plain.masses[:4].sum())  # the value falls by 0.15
+    assert_close(clipping.loss(new, target, old), plain.loss(new, target, None))
+    new = new - 0.1  # by 0.25: out of range, and away from the target's mean nothing is gained by it
+    assert not torch.allclose(clipping.loss(new, target, old), plain.loss(new, target, None), rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["mean_only", "mean_and_variance", "per_quantile"])
+def test_a_single_quantile_is_clipped_as_its_value(mode: Any) -> None:
+    old, new = torch.tensor([[0.0]]), torch.tensor([[1.0]], requires_grad=True)
+    clipped = clip_quantiles(new, old, 0.2, mode)
+    assert_close(clipped.detach(), torch.tensor([[0.2]]))
+    clipped.sum().backward()
+    assert new.grad is not None
+    assert bool(new.grad.isfinite().all())
 
 
 @pytest.mark.parametrize("mode", ["mean_only", "mean_and_variance", "per_quantile"])

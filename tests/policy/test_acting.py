@@ -21,7 +21,8 @@ N, F = 6, 3
 
 def trunk(widths: tuple[int, ...] = (16, 8), **settings: object) -> Trunk:
     torch.manual_seed(0)
-    body = Trunk(F, widths, PolicyConfig(lstm_hidden_size=12, **settings))  # type: ignore[arg-type]
+    sizes = {} if settings.get("memory") == "none" else {"lstm_hidden_size": 12}
+    body = Trunk(F, widths, PolicyConfig(**sizes, **settings))  # type: ignore[arg-type]
     for parameter in body.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return body

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field
 from itertools import count
 from math import isfinite, nan
+from typing import Any
 
 import numpy as np
 
@@ -157,20 +158,24 @@ class Cluster:
 def simulate(seed: int) -> Cluster:
     """One random population on one random cluster."""
     rng = np.random.default_rng(seed)
-    config = PBTConfig(
-        population_size=int(rng.integers(1, 13)),
-        hyperparams=SPACE,
-        mode=("rounds", "asynchronous")[int(rng.random() < 0.3)],
-        selection=("truncation", "tournament")[int(rng.integers(2))],
-        truncation_ratio=float(rng.uniform(0.01, 0.5)),
-        max_score_age=int(rng.integers(3)),
-        ready_percentage=float(rng.uniform(0.1, 1.0)) if rng.random() < 0.5 else 1.0,
-        min_ready_members=int(rng.integers(1, 6)),
-        ready_check_max_wait=int(rng.integers(1, 11)),
-        ready_timeout_s=float(rng.uniform(1.0, 60.0)),
-        max_failures=int(rng.integers(0, 6)),
-        hang_timeout_s=HANG_TIMEOUT_S,
-    )
+    drawn: dict[str, Any] = {
+        "population_size": int(rng.integers(1, 13)),
+        "hyperparams": SPACE,
+        "mode": ("rounds", "asynchronous")[int(rng.random() < 0.3)],
+        "selection": ("truncation", "tournament")[int(rng.integers(2))],
+        "truncation_ratio": float(rng.uniform(0.01, 0.5)),
+        "max_score_age": int(rng.integers(3)),
+        "ready_percentage": float(rng.uniform(0.1, 1.0)) if rng.random() < 0.5 else 1.0,
+        "min_ready_members": int(rng.integers(1, 6)),
+        "ready_check_max_wait": int(rng.integers(1, 11)),
+        "ready_timeout_s": float(rng.uniform(1.0, 60.0)),
+        "max_failures": int(rng.integers(0, 6)),
+        "hang_timeout_s": HANG_TIMEOUT_S,
+    }
+    unread = {"tournament": "truncation_ratio", "asynchronous": "ready_percentage"}
+    for choice in (drawn["selection"], drawn["mode"]):
+        drawn.pop(unread.get(choice, ""), None)
+    config = PBTConfig(**drawn)
     scheduler = PBTScheduler(config, n_rounds=int(rng.integers(1, 9)), seed=seed)
     cluster = Cluster(scheduler, Faults.drawn(rng), rng)
     cluster.run()

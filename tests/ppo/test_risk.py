@@ -277,6 +277,19 @@ def test_calibration_and_tail_figures_are_logged() -> None:
     assert "risk/dual" not in figures
 
 
+@pytest.mark.parametrize("grid", ["midpoint", "tail"])
+def test_a_law_whose_quantiles_cross_is_read_in_order(grid: str) -> None:
+    agent = collected(tiny_agent(critic={"n_quantiles": 8, "grid": grid}))
+    buffer, scale = agent.rollout_buffer, agent.return_scale.snapshot
+    buffer.law = np.sort(buffer.law, -1)
+    buffer.terminal_law = {place: np.sort(law) for place, law in buffer.terminal_law.items()}
+    expected = calibration_figures(buffer, agent.config, scale)
+    shuffled = np.random.default_rng(0).permutation(8)
+    buffer.law = buffer.law[..., shuffled]
+    buffer.terminal_law = {place: law[shuffled] for place, law in buffer.terminal_law.items()}
+    assert calibration_figures(buffer, agent.config, scale) == pytest.approx(dict(expected))
+
+
 def test_coverage_does_not_touch_the_random_streams() -> None:
     agent = collected(tiny_agent())
 

@@ -22,7 +22,8 @@ F = 3
 def policy_of(critic: dict[str, Any] | None = None, **settings: Any) -> RecurrentPolicy:
     torch.manual_seed(0)
     box = spaces.Box(-1.0, 1.0, (F,))
-    config = PolicyConfig(**{"lstm_hidden_size": 12, "net_arch": [16, 9], **settings})
+    sizes = {} if settings.get("memory") == "none" else {"lstm_hidden_size": 12}
+    config = PolicyConfig(**{**sizes, "net_arch": [16, 9], **settings})
     policy = RecurrentPolicy(box, box, config, CriticConfig(n_quantiles=5, **(critic or {})))
     for parameter in policy.parameters():
         torch.nn.init.normal_(parameter, std=0.4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -9,7 +10,7 @@ from pydantic import Field, model_validator
 from tailguard.adversary.ball import Norm
 from tailguard.adversary.search import Search
 from tailguard.configuration import Config, Fraction, NonNegativeFloat, PositiveInt, UnitInterval
-from tailguard.errors import ConfigError
+from tailguard.errors import ConfigError, InertSetting
 
 
 class AdversaryConfig(Config):
@@ -53,6 +54,14 @@ class AdversaryConfig(Config):
                 "above 0, or switch the adversary off with adversary=None."
             )
         return self
+
+    def inert(self) -> Iterable[InertSetting]:
+        if self.mode == "mixed":
+            why = 'mode="mixed" adds no penalty, it shows perturbed sequences; set ratio, or use mode="regulariser"'
+            yield from self.unread(("weight", "detach_std"), why)
+        else:
+            why = 'mode="regulariser" perturbs every sequence; set weight, or use mode="mixed"'
+            yield from self.unread(("ratio",), why)
 
     @property
     def search(self) -> Search:

@@ -23,7 +23,7 @@ from tailguard.doctor import (
 )
 from tailguard.doctor.examination import Line
 from tailguard.errors import ConfigError
-from tailguard.experiment import load_experiment
+from tailguard.experiment import load_experiment, saved_experiment
 from tailguard.run import RunFolder, run_path
 
 COLOURS = {"pass": "green", "fail": "bold red", "n/a": "dim"}
@@ -45,7 +45,7 @@ def patient_from(target: str | None, preset: str | None, env: str | None) -> Pat
         return patient_of(load_experiment(path))
     folder = RunFolder(run_path(str(target)))
     folder.require()
-    return patient_of(load_experiment(folder.config_file))
+    return patient_of(saved_experiment(folder.config_file))
 
 
 def see_doctor(

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tailguard.cli.train import exit_on_alerts, free_path
 from tailguard.cli.workers import executor_of, working
-from tailguard.population.config import load_population
+from tailguard.population.config import load_population, load_saved_population
 from tailguard.population.driver import Population
 from tailguard.population.journal import Journal
 from tailguard.population.report import member_columns, member_rows, write_report
@@ -34,7 +34,8 @@ def start(
     fail_on_alert: bool = False,
 ) -> None:
     """Begin a population, or go on with the one in the folder."""
-    config = load_population(config_file, overrides)
+    begun = not overrides and RunFolder(config_file.parent).population_journal.is_file()
+    config = load_saved_population(config_file) if begun else load_population(config_file, overrides)
     if dry_run:
         typer.echo(config.to_yaml(), nl=False)
         return

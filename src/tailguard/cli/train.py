@@ -13,7 +13,7 @@ from tailguard.cli.evaluate import conclude, introduce
 from tailguard.cli.progress import Display, display_of
 from tailguard.errors import TailguardError
 from tailguard.examination import remember
-from tailguard.experiment import Experiment, load_experiment
+from tailguard.experiment import Experiment, load_experiment, saved_experiment
 from tailguard.ppo import DistributionalPPO
 from tailguard.run import RunFolder, StoppedNow, resumed, run_path, train
 from tailguard.run.records import rows_of
@@ -60,7 +60,7 @@ def go_on(run: str, kind: str, fail_on_alert: bool = False) -> None:
     """Take a run up again."""
     folder, display = RunFolder(run_path(run)), display_of(kind)
     folder.require()
-    experiment = Experiment(load_experiment(folder.config_file))
+    experiment = Experiment(saved_experiment(folder.config_file))
     with folder.lock():
         agent = resumed(folder, experiment.training_env, experiment.agent, experiment.config.checkpoint)
         display.notice(f"{folder.path} goes on at step {agent.num_timesteps:,}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tailguard.loops import compiled, fused_multiply_add, wide_vectors
-from tailguard.losses.risk import midpoint_levels
+from tailguard.losses.risk import cell_masses, levels_for, midpoint_levels
 
 ZERO, HALF, ONE = (np.float32(x) for x in (0.0, 0.5, 1.0))
 TINY = np.float32(1e-20)  # a Huber zone narrower than any error: the pinball loss
@@ -110,24 +110,34 @@ def huber_pull(error, level, width):  # type: ignore[no-untyped-def]
     return pull * fused_multiply_add(-HALF, near, error), pull  # half of it is exact, so no bit changes
 
 
-def clip_quantiles(quantiles: Tensor, old: Tensor, clip_range: float, mode: ValueClipMode) -> Tensor:
+def clip_quantiles(
+    quantiles: Tensor, old: Tensor, clip_range: float, mode: ValueClipMode, levels: Sequence[float] | None = None
+) -> Tensor:
     """Predictions moved back to within `clip_range` of the critic's own old ones, all in normalized units (eq. 8).
 
-    quantiles, old: (..., Q)
+    quantiles, old: (..., Q) at the midpoints (i + 1/2)/Q, or at `levels`
     returns:        (..., Q)
 
     `mean_only` shifts the law as a whole; `mean_and_variance` also keeps its spread within the same relative range;
-    `per_quantile` bounds each level on its own.
+    `per_quantile` bounds each level on its own. Mean and spread are the law's own: each quantile has the mass of its
+    cell, which on a grid that is dense in the tail is small there.
     """
     if mode == "per_quantile":
         return old + (quantiles - old).clamp(-clip_range, clip_range)
-    mean, old_mean = quantiles.mean(-1, keepdim=True), old.mean(-1, keepdim=True)
+    masses = torch.as_tensor(cell_masses(levels_for("clip_quantiles", quantiles, levels)), dtype=quantiles.dtype)
+    (mean, spread), (old_mean, old_spread) = (moments(law, masses.to(law.device)) for law in (quantiles, old))
     clipped_mean = old_mean + (mean - old_mean).clamp(-clip_range, clip_range)
     if mode == "mean_only":
         return quantiles - mean + clipped_mean
-    spread, old_spread = quantiles.std(-1, keepdim=True), old.std(-1, keepdim=True).clamp(min=1e-6)
     factor = (spread / old_spread).clamp(1.0 - min(clip_range, 0.9), 1.0 + clip_range) * old_spread
-    return clipped_mean + (quantiles - mean) / spread.clamp(min=1e-6) * factor
+    return clipped_mean + (quantiles - mean) / spread * factor
+
+
+def moments(quantiles: Tensor, masses: Tensor) -> tuple[Tensor, Tensor]:
+    """(..., 1) mean and standard deviation of a law whose quantiles (..., Q) have these masses; the latter above 0."""
+    mean = (quantiles @ masses).unsqueeze(-1)
+    variance = ((quantiles - mean).square() @ masses).unsqueeze(-1)
+    return mean, variance.clamp(min=1e-12).sqrt()
 
 
 def two_hot(samples: Tensor, support: Tensor) -> Tensor:

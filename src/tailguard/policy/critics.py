@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ from scipy.special import ndtri
 from torch import Tensor, nn
 
 from tailguard.configuration import Config, Fraction, NonNegativeFloat, PositiveFloat, Width
-from tailguard.errors import ConfigError
+from tailguard.errors import ConfigError, InertSetting
 from tailguard.losses.risk import cell_masses, midpoint_levels, tail_levels
 from tailguard.losses.value import ValueClipMode, clip_quantiles, cross_entropy, quantile_huber, two_hot
 from tailguard.normalization import Affine
@@ -55,6 +55,21 @@ class CriticConfig(Config):
                 'Use kind="quantile", or leave value_clip at None.'
             )
         return self
+
+    def inert(self) -> Iterable[InertSetting]:
+        if self.kind == "quantile":
+            yield from self.unread(("n_atoms", "support"), 'a quantile critic has no atoms; use kind="categorical"')
+        else:
+            why = 'a categorical critic is fitted by cross-entropy; use kind="quantile"'
+            yield from self.unread(("huber_kappa",), why)
+        if not self.twin:
+            yield from self.unread(("aggregation",), "there is one critic; use twin=True")
+        if self.grid == "midpoint":
+            yield from self.unread(("tail_alpha",), 'midpoints are spaced evenly; use grid="tail"')
+        elif self.n_quantiles == 1:
+            yield from self.unread(("grid", "tail_alpha"), "a single quantile is the median; raise n_quantiles")
+        if self.value_clip is None:
+            yield from self.unread(("value_clip_mode",), "nothing is clipped; set value_clip")
 
     @property
     def rounded(self) -> bool:
@@ -117,7 +132,8 @@ class QuantileHead(CriticHead):
         kappa = self.config.huber_kappa
         loss = quantile_huber(output, target, kappa, self.levels)
         if self.config.value_clip is not None and old_quantiles is not None:
-            clipped = clip_quantiles(output, old_quantiles, self.config.value_clip, self.config.value_clip_mode)
+            clip_range, mode = self.config.value_clip, self.config.value_clip_mode
+            clipped = clip_quantiles(output, old_quantiles, clip_range, mode, self.levels)
             loss = torch.maximum(loss, quantile_huber(clipped, target, kappa, self.levels))
         return loss
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from stable_baselines3.common.policies import BasePolicy
 from torch import Tensor, nn
 
 from tailguard.configuration import Config, Width
-from tailguard.errors import ConfigError, EnvContractError
+from tailguard.errors import ConfigError, EnvContractError, InertSetting
 from tailguard.normalization import Affine
 from tailguard.policy.acting import Acting, CompiledActing, CompiledStep, Step
 from tailguard.policy.action_heads import ActionHead, Bounds, GaussianHead, make_action_head
@@ -39,6 +40,9 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 Layers = Annotated[tuple[Width, ...], Field(max_length=64)]
 LogStd = Annotated[float, Field(ge=-20.0, le=20.0)]
 """Beyond these a spread, or its inverse, leaves what float32 can square."""
+
+OF_MEMORY = ("lstm_hidden_size", "n_lstm_layers")
+OF_GAUSSIANS = ("log_std_init", "log_std_end", "action_bounds")
 
 
 class NetArch(Config):
@@ -78,6 +82,13 @@ class PolicyConfig(Config):
     """Only False: trunks are separate by design."""
     enable_critic_lstm: Literal[True] = True
     """Only True: every critic has a memory of its own when the actor has one."""
+
+    def inert(self) -> Iterable[InertSetting]:
+        if self.memory == "none":
+            why = 'this policy has no memory; use "MlpLstmPolicy" with memory="lstm" or "gru"'
+            yield from self.unread(OF_MEMORY, why)
+        if not self.net_arch.pi and not self.net_arch.vf:
+            yield from self.unread(("activation_fn",), "there are no layers for it; give net_arch some")
 
     @field_validator("net_arch", mode="before")
     @classmethod

@@ -9,11 +9,11 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
-from tailguard.configuration import Config
+from tailguard.configuration import Config, saved_config
 from tailguard.errors import ConfigError
-from tailguard.experiment import ExperimentConfig, experiment_config, merged, on_shared_paths, parsed_override
+from tailguard.experiment import ExperimentConfig, experiment_config, merged, on_shared_paths, parsed_override, task_of
 from tailguard.population.scheduler import PBTConfig, PBTScheduler
-from tailguard.population.space import check_space
+from tailguard.population.space import check_space, refuse_what_no_member_reads
 from tailguard.yaml_files import read_yaml, write_yaml
 
 
@@ -57,6 +57,27 @@ class PopulationConfig(Config):
 
 def population_config(given: Mapping[str, Any], overrides: Sequence[str] = ()) -> PopulationConfig:
     """Checked settings; `key.path=value` overrides reach both halves."""
+    settings, population = halves(given)
+    ours = [text for text in overrides if text.startswith("population.")]
+    experiment = on_shared_paths(experiment_config(settings, [text for text in overrides if text not in ours]))
+    for text in ours:
+        population = merged(population, parsed_override(text.removeprefix("population.")))
+    config = PopulationConfig(experiment=experiment, population=PBTConfig(**population))
+    refuse_what_no_member_reads(config.population.hyperparams, config.experiment.ppo)
+    return config
+
+
+def saved_population(given: Mapping[str, Any], where: Any) -> PopulationConfig:
+    """What a population wrote down: an earlier version may have accepted settings that do nothing, which give way."""
+    settings, population = halves(given)
+    experiment = saved_config(ExperimentConfig, merged(task_of(settings).defaults(), settings), where)
+    return PopulationConfig(
+        experiment=on_shared_paths(experiment), population=saved_config(PBTConfig, population, where)
+    )
+
+
+def halves(given: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """The experiment's settings and the population's."""
     settings = dict(given)
     population = settings.pop("population", None)
     if not isinstance(population, Mapping):
@@ -64,13 +85,14 @@ def population_config(given: Mapping[str, Any], overrides: Sequence[str] = ()) -
             "A population needs a `population` section with `hyperparams`, the settings that its members vary "
             "(docs/population.md)."
         )
-    ours = [text for text in overrides if text.startswith("population.")]
-    experiment = on_shared_paths(experiment_config(settings, [text for text in overrides if text not in ours]))
-    for text in ours:
-        population = merged(population, parsed_override(text.removeprefix("population.")))
-    return PopulationConfig(experiment=experiment, population=PBTConfig(**population))
+    return settings, population
 
 
 def load_population(path: str | Path, overrides: Sequence[str] = ()) -> PopulationConfig:
     """Settings from a YAML file."""
     return population_config(read_yaml(path), overrides)
+
+
+def load_saved_population(path: str | Path) -> PopulationConfig:
+    """Settings that a population wrote into its folder."""
+    return saved_population(read_yaml(path), path)

@@ -28,7 +28,7 @@ from tailguard.errors import CheckpointError, ConfigError
 from tailguard.examination import remember
 from tailguard.experiment import Experiment
 from tailguard.health.metrics import FAILED_READY_CHECKS
-from tailguard.population.config import PopulationConfig, load_population
+from tailguard.population.config import PopulationConfig, load_saved_population
 from tailguard.population.history import ancestry, history, latest
 from tailguard.population.journal import Journal
 from tailguard.population.scheduler import (
@@ -94,7 +94,7 @@ class Population:
         file = self.folder / "config.yaml"
         if not file.exists():
             write_file(file, self.config.to_yaml().encode())
-        elif load_population(file) != self.config:
+        elif load_saved_population(file) != self.config:
             raise ConfigError(
                 f"{self.folder} holds a population with another configuration. Choose another --run, or give it the "
                 "configuration it was begun with to go on."

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tailguard.env.dataset import Dataset, split_rules
 from tailguard.errors import ConfigError
 from tailguard.evaluation.backtest import backtest
-from tailguard.experiment import DataTask, Experiment, ExperimentConfig, load_experiment
+from tailguard.experiment import DataTask, Experiment, ExperimentConfig, saved_experiment
 from tailguard.market.splits import Split
 from tailguard.market.splits import walk_forward as splits_forward
 from tailguard.population.runs import trained_to_the_end, with_one_core
@@ -66,7 +66,7 @@ def perform_fold(payload: Mapping[str, Any], beat: Beat) -> Mapping[str, Any]:
 
 def run_fold(job: Job, beat: Beat = lambda: None) -> FoldResult:
     """Train an agent on one fold, or take the finished one from disk, and let it decide on the fold's test."""
-    config = load_experiment(job.config_yaml)
+    config = saved_experiment(job.config_yaml)
     task = bars_of(Experiment(config))
     split = fold_splits(config, len(task.bars), job.folds)[job.fold]
     short = task.config.replace(episode_length=min(task.config.episode_length, max(len(split.train) // 2, 1)))

@@ -11,7 +11,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from tailguard.errors import ConfigError
 from tailguard.examination import remember
-from tailguard.experiment import Experiment, ExperimentConfig, experiment_config, load_experiment
+from tailguard.experiment import Experiment, ExperimentConfig, experiment_config, saved_experiment
 from tailguard.population.tasks import Beat, Task
 from tailguard.run import Listener, Outcome, RunFolder, StoppedNow, resumed, train
 from tailguard.yaml_files import parse_yaml
@@ -59,7 +59,7 @@ def begin(folder: RunFolder, experiment: Experiment, command: Sequence[str]) -> 
 
 def require_same_settings(folder: RunFolder, config: ExperimentConfig) -> None:
     """Refuse a folder whose run was begun with other settings: going on with it would mix the two."""
-    if folder.config_file.exists() and load_experiment(folder.config_file) != config:
+    if folder.config_file.exists() and saved_experiment(folder.config_file) != config:
         raise ConfigError(f"{folder.path} holds a run with other settings. Choose another --run.")
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from tailguard.configuration import Config, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from tailguard.errors import ConfigError
+from tailguard.errors import ConfigError, InertSetting
 from tailguard.population.member import Ancestor, PopulationMember
 from tailguard.population.space import HyperparamConfig, Value, explore_all, sample_all
 from tailguard.stateful import require_keys
@@ -63,6 +63,14 @@ class PBTConfig(Config):
     """Failed attempts at one segment after which a member is given up."""
     hang_timeout_s: PositiveFloat = 600.0
     """A segment without a sign of life for so long is ended and done again; it gives two per update."""
+
+    def inert(self) -> Iterable[InertSetting]:
+        if self.selection == "tournament":
+            yield from self.unread(("truncation_ratio",), 'a tournament is between two; use selection="truncation"')
+        if self.score == "training":
+            yield from self.unread(("score_steps",), 'nothing is validated; use score="validation"')
+        if self.mode == "asynchronous":
+            yield from self.unread(("ready_percentage",), 'nobody waits for the others; use mode="rounds"')
 
     @model_validator(mode="after")
     def a_population_varies_something(self) -> Self:

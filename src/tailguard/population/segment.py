@@ -28,7 +28,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from tailguard.checkpoint import read_bundle, sync_directory, write_synced
 from tailguard.errors import CheckpointError, DamagedCheckpointError, NonFiniteError, TrainingDivergedError
 from tailguard.experiment import Experiment, Task
-from tailguard.population.config import PopulationConfig, population_config
+from tailguard.population.config import PopulationConfig, saved_population
 from tailguard.population.exploit import exploit
 from tailguard.population.scheduler import Report, RunSegment
 from tailguard.population.space import with_values
@@ -109,7 +109,7 @@ class Plan:
 
 @lru_cache(maxsize=1)
 def plan_of(config_yaml: str) -> Plan:
-    config = population_config(parse_yaml(config_yaml, "config.yaml"))
+    config = saved_population(parse_yaml(config_yaml, "config.yaml"), "config.yaml")
     return Plan(config, Experiment(config.experiment).task)
 
 

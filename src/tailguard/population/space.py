@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations, product
 from math import exp, log
 from typing import Any, Self, TypeVar
 
@@ -12,7 +13,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from tailguard.configuration import Config, PositiveFloat, UnitInterval
-from tailguard.errors import ConfigError, did_you_mean
+from tailguard.errors import ConfigError, InertSetting, InertSettingError, did_you_mean
 from tailguard.ppo.config import PPOConfig
 from tailguard.ppo.update import OPTIMIZERS
 
@@ -68,6 +69,13 @@ class HyperparamConfig(Config):
     """Instead of a factor: a perturbation adds or subtracts this."""
     resample_probability: UnitInterval = 0.25
     """How often a value is drawn anew instead of perturbed: multiplying alone never leaves zero."""
+
+    def inert(self) -> Iterable[InertSetting]:
+        if self.values is not None:
+            why = "a perturbation moves to a neighbour among the values; give low and high instead of values"
+            yield from self.unread(("log", "integer", "perturb_factors", "perturb_step"), why)
+        elif self.perturb_step is not None:
+            yield from self.unread(("perturb_factors",), "perturb_step is added instead; leave perturb_step out")
 
     @model_validator(mode="after")
     def there_is_a_range(self) -> Self:
@@ -156,7 +164,21 @@ def explore_all(
 
 
 def with_values(config: C, values: Mapping[str, Value]) -> C:
-    """A checked copy of a configuration with the settings at some paths changed; an unknown path is an error."""
+    """A checked copy of a configuration with the settings at some paths changed; an unknown path is an error.
+
+    A value that others leave without effect, such as a share of perturbed sequences where the mode that was drawn
+    perturbs none, waits: `check_space` has seen that some of the members read it.
+    """
+    try:
+        return strictly_with_values(config, values)
+    except InertSettingError as error:
+        if not all(setting.conditional for setting in error.settings):
+            raise
+        return with_values(config, {**values, **{setting.path: setting.instead for setting in error.settings}})
+
+
+def strictly_with_values(config: C, values: Mapping[str, Value]) -> C:
+    """`with_values`, where a value without effect is an error too."""
     return _changed(config, {tuple(path.split(".")): value for path, value in values.items()}, "")
 
 
@@ -178,7 +200,10 @@ def _changed(config: C, values: Mapping[tuple[str, ...], Value], prefix: str) ->
     for name, below in inner.items():
         current = getattr(config, name)
         if isinstance(current, Config):
-            changes[name] = _changed(current, below, f"{prefix}{name}.")
+            try:
+                changes[name] = _changed(current, below, f"{prefix}{name}.")
+            except InertSettingError as error:
+                raise InertSettingError([setting.below(name) for setting in error.settings]) from None
         elif isinstance(current, Mapping):
             changes[name] = {**current, **{".".join(path): value for path, value in below.items()}}
         else:
@@ -200,20 +225,50 @@ def check_space(space: Sequence[HyperparamConfig], config: PPOConfig) -> None:
     for parameter in space:
         if parameter.name in FIXED:
             raise ConfigError(f"{parameter.name} cannot vary within a population: {FIXED[parameter.name]}.")
-        for value in parameter.values or parameter.bounds:
-            check_value(config, parameter, value)
+        for value in ends(parameter):
+            check_values(config, {parameter.name: value})
         check_optimizer_option(parameter.name, config)
+    for one, other in combinations(space, 2):  # two bounds that are fine by themselves may not go together
+        for value, beside in product(ends(one), ends(other)):
+            check_values(config, {one.name: value, other.name: beside})
 
 
-def check_value(config: PPOConfig, parameter: HyperparamConfig, value: Value) -> None:
-    """Refuse a bound or a choice that the learner would refuse in the middle of a training."""
-    tried = parameter.fit(float(value)) if parameter.values is None else value
+def ends(parameter: HyperparamConfig) -> tuple[Value, ...]:
+    """The outermost values a setting can take, or all of its choices."""
+    return parameter.values or tuple(parameter.fit(bound) for bound in parameter.bounds)
+
+
+def check_values(config: PPOConfig, values: Mapping[str, Value]) -> None:
+    """Refuse bounds or choices that the learner would refuse in the middle of a training."""
     try:
-        with_values(config, {parameter.name: tried})
+        with_values(config, values)
     except PathError:
         raise
     except ConfigError as error:
-        raise ConfigError(f"The search space reaches {parameter.name}={tried!r}, which cannot be: {error}") from None
+        reached = " with ".join(f"{name}={value!r}" for name, value in values.items())
+        raise ConfigError(f"The search space reaches {reached}, which cannot be: {error}") from None
+
+
+def refuse_what_no_member_reads(space: Sequence[HyperparamConfig], config: PPOConfig) -> None:
+    """A setting that varies must do something for some member: by itself, or beside a choice that is varied too."""
+    choices = [{other.name: choice} for other in space if other.values is not None for choice in other.values]
+    for parameter in space:
+        beside: list[dict[str, Value]] = [{}, *(choice for choice in choices if parameter.name not in choice)]
+        found = [inert_beside(config, parameter, choice) for choice in beside]
+        if found[0] is not None and all(found):
+            raise ConfigError(f"The population varies what no member reads: {found[0]}")
+
+
+def inert_beside(config: PPOConfig, parameter: HyperparamConfig, values: Mapping[str, Value]) -> InertSetting | None:
+    """What is said of a setting that does nothing beside these values; None where it does something."""
+    for end in ends(parameter):
+        try:
+            strictly_with_values(config, {parameter.name: end, **values})
+        except InertSettingError as error:
+            for setting in error.settings:
+                if setting.path == parameter.name:
+                    return setting
+    return None
 
 
 def check_optimizer_option(path: str, config: PPOConfig) -> None:

@@ -15,7 +15,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from tailguard.adversary import make_adversary
-from tailguard.errors import ConfigError, StateError
+from tailguard.errors import ConfigError, InertSettingError, StateError
 from tailguard.health import metrics
 from tailguard.health.alerts import AlertMonitor
 from tailguard.health.metrics import Meter, Metric
@@ -28,7 +28,13 @@ from tailguard.ppo.objective import Knobs
 from tailguard.ppo.randomness import Randomness
 from tailguard.ppo.risk import make_risk
 from tailguard.ppo.saving import BundledAlgorithm, EpisodeWindow, Progress
-from tailguard.ppo.settings import config_from, policy_config_from, refuse_more_than_memory, sequences_per_batch
+from tailguard.ppo.settings import (
+    config_from,
+    inert_for_space,
+    policy_config_from,
+    refuse_more_than_memory,
+    sequences_per_batch,
+)
 from tailguard.ppo.threads import keep_freed_memory
 from tailguard.ppo.update import Learner
 from tailguard.ppo.watch import TradingSample, calibration_figures, explained_variance, memory_figures, rollout_figures
@@ -107,6 +113,9 @@ class DistributionalPPO(BundledAlgorithm):
             torch.set_num_threads(self.config.torch_threads)
         keep_freed_memory()
         self._setup_lr_schedule()
+        inert = [*chain.from_iterable(inert_for_space(self.policy_config, self.config, self.action_space))]
+        if inert:
+            raise InertSettingError(inert)
         refuse_two_return_scales(self._vec_normalize_env, self.config.return_scale)
         watch_workers(self.env, self.config.env_timeout)
         self.randomness = Randomness(self.seed)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_serializer, model_validator
 
 from tailguard.adversary import AdversaryConfig
 from tailguard.configuration import Config, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
-from tailguard.errors import ConfigError
+from tailguard.errors import ConfigError, InertSetting
 from tailguard.normalization import ReturnScaleConfig
 from tailguard.optim import VGSConfig
 from tailguard.policy import CriticConfig
@@ -28,7 +29,7 @@ class PPOConfig(Config):
     microbatch_size: PositiveInt | None = None
     """Samples per backward pass, when a batch is too large for memory; gradients are those of the whole batch."""
     sequence_length: PositiveInt = 32
-    """Steps per training sequence: how far gradients flow back in time."""
+    """Steps per training sequence: how far gradients flow back in time. The default is cut to shorter rollouts."""
     n_epochs: PositiveInt = 8
     """Passes over each rollout."""
     gamma: Fraction = 0.99
@@ -90,6 +91,18 @@ class PPOConfig(Config):
                 "see one reward. Use n_steps >= 2; 128 is the default."
             )
         return self
+
+    def inert(self) -> Iterable[InertSetting]:
+        if self.entropy.ent_coef_min > self.ent_coef:
+            why = f"is above ent_coef={self.ent_coef!r}, where decay to it starts: lower it, or raise ent_coef."
+            yield InertSetting("entropy.ent_coef_min", self.entropy.ent_coef_min, why, self.ent_coef, conditional=False)
+        if self.sequence_length > self.n_steps > 1:
+            why = f"is longer than a rollout of n_steps={self.n_steps}, which would cut it: lower it, or raise n_steps."
+            if self.sequence_length != type(self).model_fields["sequence_length"].default:
+                yield InertSetting("sequence_length", self.sequence_length, why, self.n_steps, conditional=False)
+        if self.vgs is not None and not self.vgs.enabled:
+            why = "scaling is switched off, so noise is only measured; use enabled=True"
+            yield from (found.below("vgs") for found in self.vgs.unread(("alpha", "min_scaling_factor"), why))
 
     @field_serializer("learning_rate", "clip_range")
     def a_function_cannot_be_saved(self, value: Any) -> Any:

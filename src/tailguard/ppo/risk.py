@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import ceil, exp
 from typing import Annotated, Any, Literal
 
@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from tailguard.configuration import Config, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval, Width
-from tailguard.errors import ConfigError
+from tailguard.errors import ConfigError, InertSetting
 from tailguard.health import metrics
 from tailguard.health.metrics import Metric
 from tailguard.losses.risk import cell_masses, cvar_weights, empirical_cvar, interpolation_weights
@@ -32,6 +32,9 @@ Floats = NDArray[np.floating[Any]]
 DUAL_MIN = 1e-3
 """The dual variable moves by factors, so it must not reach zero; at this price risk does not matter."""
 
+OF_PERIODS = ("horizon", "window", "gae_lambda", "units")
+OF_A_LIMIT = ("dual_init", "dual_max", "dual_learning_rate", "dual_delay")
+
 FRESH_MAX = 0.3
 """Share of a window that counts as fresh at most: one update does not let the policy follow any faster."""
 
@@ -47,7 +50,7 @@ class RiskConfig(Config):
     """`episode`: CVaR of a risk period's return, judged at its start. `nested`: CVaR of what is still to come, judged
     afresh at every step by the critic's quantiles."""
     alpha: Fraction = 0.05
-    """Tail share; 0.05 reads "the mean of the worst 5 % of outcomes", 1 is the mean."""
+    """Tail share; 0.05 reads "the mean of the worst 5 % of outcomes", 1 is the mean. Metrics use it too."""
     weight: UnitInterval | None = None
     """w of the objective (1 - w) * mean + w * CVaR; 1 is pure CVaR."""
     cvar_limit: Annotated[float, Field(allow_inf_nan=False)] | None = None
@@ -63,7 +66,7 @@ class RiskConfig(Config):
     """Of each of the two layers of the stream's value. Their products are most of what risk costs in time."""
     dual_init: PositiveFloat = 1.0
     """Dual variable, the price of the limit, at the start."""
-    dual_max: PositiveFloat = 100.0
+    dual_max: Annotated[float, Field(ge=DUAL_MIN, allow_inf_nan=False)] = 100.0
     """Its cap."""
     dual_learning_rate: NonNegativeFloat | Schedule = Schedule(start=1.0, end=0.0)
     """How fast its logarithm follows the violation, per window of fresh periods."""
@@ -89,6 +92,19 @@ class RiskConfig(Config):
                 'Use mode="episode", or weight.'
             )
         return self
+
+    def inert(self) -> Iterable[InertSetting]:
+        if self.mode == "none":
+            why = 'mode="none" leaves risk out of the objective; use mode="episode" or "nested"'
+            yield from self.unread(("alpha", *OF_PERIODS, *OF_A_LIMIT), why)
+        elif self.mode == "nested":
+            yield from self.unread((*OF_PERIODS, *OF_A_LIMIT), 'mode="nested" has no periods; use mode="episode"')
+        elif self.cvar_limit is None:
+            yield from self.unread(OF_A_LIMIT, "a weight has no dual variable; give cvar_limit instead of weight")
+        elif not DUAL_MIN <= self.dual_init <= self.dual_max:
+            why = f"is outside [{DUAL_MIN:g}, {self.dual_max:g}], where the dual variable moves: move it or dual_max."
+            nearest = min(max(self.dual_init, DUAL_MIN), self.dual_max)
+            yield InertSetting("dual_init", self.dual_init, why, nearest, conditional=False)
 
     @property
     def value_units(self) -> int:

@@ -16,6 +16,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from tailguard.checkpoint import read_bundle, write_bundle
+from tailguard.configuration import saved_config, warn_of_inert, with_value
 from tailguard.errors import CheckpointError, ConfigError, EnvContractError, StateError, TailguardError
 from tailguard.normalization import ObservationStatistics, refuse_two_return_scales
 from tailguard.policy import PolicyConfig, RecurrentPolicy
@@ -38,7 +39,7 @@ from tailguard.ppo.session import (
     restored_live,
     stateful_env,
 )
-from tailguard.ppo.settings import config_from
+from tailguard.ppo.settings import config_from, inert_for_space
 from tailguard.ppo.spaces import build_space, describe_space
 from tailguard.rollout.collect import Live
 from tailguard.rollout.workers import watch_workers
@@ -254,14 +255,15 @@ class BundledAlgorithm(OnPolicyAlgorithm):
         given = dict(settings)
         verbose, tensorboard_log = given.pop("verbose", 0), given.pop("tensorboard_log", None)
         with refusing(path, "an agent"):
-            saved = PPOConfig(**restorable(manifest["config"], given))
+            saved = saved_config(PPOConfig, restorable(manifest["config"], given), path)
+            policy_config = saved_config(PolicyConfig, manifest["policy_config"], path)
         config = config_from(saved, given)
         with refusing(path, "an agent"):
             model = cls(  # type: ignore[call-arg]
                 manifest["policy"],
                 None,  # type: ignore[arg-type]
                 config=config,
-                policy_kwargs=manifest["policy_config"],
+                policy_kwargs=policy_config.model_dump(),
                 seed=int(manifest["seed"]),
                 device=device,
                 verbose=verbose,
@@ -273,6 +275,7 @@ class BundledAlgorithm(OnPolicyAlgorithm):
             model.n_envs = int(tree["n_envs"])
             if model.n_envs < 1:
                 raise StateError(f"n_envs is {model.n_envs}.")
+            model.drop_inert_for_space(path)
             refuse_misfit(shapes_of(model.build_policy), tree["parts"]["policy"])
             statistics = dict(tree["parts"]["obs_stats"])
         if env is not None:
@@ -282,6 +285,15 @@ class BundledAlgorithm(OnPolicyAlgorithm):
             migrate(tree, manifest["schema_version"], model.parts(), path)
             model.load_parts(tree["parts"], optional=() if env is not None else ("obs_stats",))
         return model, tree, manifest
+
+    def drop_inert_for_space(self, path: Any) -> None:
+        """An earlier version accepted settings that do nothing for these actions: they give way with a line."""
+        of_policy, of_learner = inert_for_space(self.policy_config, self.config, self.action_space)
+        for found in of_policy:
+            self.policy_config = with_value(self.policy_config, found.path.split("."), found.instead)
+        for found in of_learner:
+            self.config = with_value(self.config, found.path.split("."), found.instead)
+        warn_of_inert([*of_policy, *of_learner], path)
 
     def attach(self, env: GymEnv, statistics: Mapping[str, Any]) -> None:
         """Take an environment at load; one without VecNormalize is wrapped when the agent was trained with it."""
@@ -378,5 +390,7 @@ def restorable(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[s
                 f"Pass {name}=... to load, or train with a tailguard.schedules.Schedule.",
                 stacklevel=3,
             )
-    risk = {"units": RISK_UNITS_ONCE} | config.get("risk", {})
+    risk = config.get("risk", {})
+    if risk.get("mode") == "episode":
+        risk = {"units": RISK_UNITS_ONCE} | risk
     return {name: value for name, value in config.items() if value != "function"} | {"risk": risk}

@@ -6,10 +6,13 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from gymnasium import spaces
+
 from tailguard.checkpoint import physical_memory
 from tailguard.configuration import Config
-from tailguard.errors import ConfigError, did_you_mean
+from tailguard.errors import ConfigError, InertSetting, did_you_mean
 from tailguard.policy import PolicyConfig
+from tailguard.policy.policy import OF_GAUSSIANS
 from tailguard.ppo.config import PPOConfig
 
 NOT_HERE = {
@@ -26,6 +29,9 @@ NOT_IN_POLICY = {
     "lstm_kwargs": "use lstm_hidden_size and n_lstm_layers",
     "use_sde": "state-dependent exploration is not available",
 }
+
+
+LOG_STD_INIT_WITH_RISK = -2.0
 
 
 def config_from(config: PPOConfig | Mapping[str, Any] | None, settings: Mapping[str, Any]) -> PPOConfig:
@@ -69,10 +75,24 @@ def policy_config_from(
         if name in given and given.pop(name) not in (None, False, {}):
             raise ConfigError(f"policy_kwargs: {name} is not supported; {instead}.")
     if policy_name == "MlpPolicy":
+        if given.get("memory") == "gru":
+            raise ConfigError('policy_kwargs: memory="gru" does not go with "MlpPolicy". Use "MlpLstmPolicy".')
         given["memory"] = "none"
     if fears_risk:  # exploration as wide as the bounds is itself the tail: the policy would learn to fear acting
-        given.setdefault("log_std_init", -2.0)
+        given.setdefault("log_std_init", LOG_STD_INIT_WITH_RISK)
     return PolicyConfig(**given)
+
+
+def inert_for_space(
+    policy: PolicyConfig, config: PPOConfig, space: spaces.Space[Any]
+) -> tuple[list[InertSetting], list[InertSetting]]:
+    """Settings of the policy, and of the learner, that nothing reads where actions are choices and not numbers."""
+    if isinstance(space, spaces.Box):
+        return [], []
+    why = f"actions of {space} have no spread and no bounds; use a Box"
+    own = [found for found in policy.unread(OF_GAUSSIANS, why) if found[:2] != ("log_std_init", LOG_STD_INIT_WITH_RISK)]
+    attack = [] if config.adversary is None else config.adversary.unread(("detach_std",), why)
+    return own, [found.below("adversary") for found in attack]
 
 
 def sequences_per_batch(config: PPOConfig, n_envs: int) -> tuple[int, int, int | None]:

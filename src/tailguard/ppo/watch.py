@@ -86,6 +86,7 @@ def calibration_figures(buffer: RolloutBuffer, config: PPOConfig, scale: Affine)
         steps = slice(None)
     valid = buffer.valid[steps]
     law, realised = buffer.law[:-1][steps][valid], realised[steps][valid]  # (n, Q), (n,)
+    law = np.sort(law, -1)  # what a law says is read in order: predictions may cross
     at = np.array(list(metrics.COVERAGE))
     quantiles = law @ interpolation_weights(levels, at)
     tolerance = SAME * scale.std if config.return_scale.enabled else 0.0  # without a scale nothing says what is small

@@ -134,8 +134,9 @@ def train_attacker(agent: DistributionalPPO, ball: Ball, seed: int, steps: int =
 
 def trained(agent: DistributionalPPO, lever: Lever, seed: int, steps: int) -> LearnedAttack:
     """Train with a policy of the agent's own kind: one with memory attacks one with memory."""
-    kind = "MlpPolicy" if agent.policy_config.memory == "none" else "MlpLstmPolicy"
-    kwargs = {"net_arch": [32, 32], "lstm_hidden_size": 32}
+    remembers = agent.policy_config.memory != "none"
+    kind = "MlpLstmPolicy" if remembers else "MlpPolicy"
+    kwargs = {"net_arch": [32, 32], **({"lstm_hidden_size": 32} if remembers else {})}
     env: VecEnv = AttackEnv(agent, lever)
     model = DistributionalPPO(kind, env, policy_kwargs=kwargs, seed=seed, gamma=agent.config.gamma, **SETTINGS)
     model.learn(steps)

@@ -10,7 +10,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from tailguard.env.dataset import Dataset
 from tailguard.errors import ConfigError
 from tailguard.evaluation.attack_record import FILE, AttackRecord
-from tailguard.experiment import DataTask, Experiment, PresetTask, load_experiment
+from tailguard.experiment import DataTask, Experiment, PresetTask, saved_experiment
 from tailguard.market.features import FeatureSet
 from tailguard.ppo import DistributionalPPO
 from tailguard.robustness.attacks import ATTACKS
@@ -46,7 +46,7 @@ def attack_run(folder: RunFolder, config: AttackConfig, say: Say = lambda text: 
 def experiment_of(folder: RunFolder) -> Experiment:
     """What a run's folder describes."""
     folder.require()
-    return Experiment(load_experiment(folder.config_file))
+    return Experiment(saved_experiment(folder.config_file))
 
 
 def record_file(folder: RunFolder) -> Path:

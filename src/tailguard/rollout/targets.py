@@ -78,7 +78,7 @@ def realised_returns(
     laws = np.concatenate([np.reshape(ends, (-1, law.shape[-1])), law[-1]])
     spread_out = (0.5 + 0.6180339887 * np.arange(len(laws))) % 1.0  # the golden ratio fills (0, 1) evenly
     at = np.clip(spread_out, 1e-3, 1.0 - 1e-3)
-    samples = np.einsum("iq,qi->i", laws, interpolation_weights(levels, at))
+    samples = np.einsum("iq,qi->i", np.sort(laws, -1), interpolation_weights(levels, at))
     ahead = np.zeros_like(rewards)
     ahead[tuple(places.T)] = samples[: len(places)]
     return flow_back(rewards + gamma * ahead, np.where(dones, 0.0, gamma), samples[-n_envs:])
