@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -70,6 +71,16 @@ class CriticConfig(Config):
             yield from self.unread(("grid", "tail_alpha"), "a single quantile is the median; raise n_quantiles")
         if self.value_clip is None:
             yield from self.unread(("value_clip_mode",), "nothing is clipped; set value_clip")
+
+    @model_validator(mode="after")
+    def levels_lie_apart(self) -> CriticConfig:
+        edges = [0.0, *self.levels, 1.0] if self.grid == "tail" else []
+        if any(after <= before for before, after in pairwise(edges)):
+            raise ConfigError(
+                f"tail_alpha={self.tail_alpha} with n_quantiles={self.n_quantiles} leaves no room between "
+                'the levels of the tail, or above them. Use a tail_alpha well below 1, or grid="midpoint".'
+            )
+        return self
 
     @property
     def rounded(self) -> bool:

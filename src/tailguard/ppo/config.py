@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_serializer, model_validator
+import numpy as np
+from pydantic import Field, field_serializer, field_validator, model_validator
 
 from tailguard.adversary import AdversaryConfig
 from tailguard.configuration import Config, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
@@ -82,6 +83,21 @@ class PPOConfig(Config):
     """Seconds without an answer after which the worker process of an environment is given up (SubprocVecEnv)."""
     torch_threads: PositiveInt | None = 1
     """Threads of torch during training; more than one rarely pays for small networks. None leaves torch alone."""
+
+    @field_validator("optimizer_kwargs", mode="before")
+    @classmethod
+    def what_a_bundle_can_hold(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        options = {name: option.item() if isinstance(option, np.generic) else option for name, option in value.items()}
+        for name, option in options.items():
+            parts = option if isinstance(option, list | tuple) else [option]
+            if not all(part is None or isinstance(part, bool | int | float | str) for part in parts):
+                raise ConfigError(
+                    f"optimizer_kwargs: {name} is a {type(option).__name__}, which a bundle cannot hold. "
+                    "Use numbers, text, or a list of them."
+                )
+        return options
 
     @model_validator(mode="after")
     def a_sequence_needs_two_steps(self) -> PPOConfig:
