@@ -10,8 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tailguard.configuration import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat
-from tailguard.errors import InertSetting
+from tailguard.errors import ConfigError, InertSetting
 from tailguard.stateful import require_keys
+
+LARGEST = 1e30
+"""Of a scheduled number: a step of this size is still one that float32 can hold."""
+Bounded = Annotated[float, Field(ge=0.0, le=LARGEST)]
 
 
 class Schedule(Config):
@@ -19,9 +23,9 @@ class Schedule(Config):
 
     shape: Literal["linear", "cosine"] = "linear"
     """How the value moves between its ends."""
-    start: NonNegativeFloat
+    start: Bounded
     """Value at the first update."""
-    end: NonNegativeFloat = 0.0
+    end: Bounded = 0.0
     """Value at the last update."""
 
     def at(self, progress: float) -> float:
@@ -32,7 +36,7 @@ class Schedule(Config):
         return self.start + (self.end - self.start) * share
 
 
-Scheduled = Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | Schedule | Callable[[float], float]
+Scheduled = Bounded | Schedule | Callable[[float], float]
 """A constant, a declared schedule, or a function of SB3's kind: progress remaining (1 to 0) -> value."""
 
 
@@ -41,7 +45,13 @@ def value_at(scheduled: Scheduled, progress: float) -> float:
     if isinstance(scheduled, Schedule):
         return scheduled.at(progress)
     if callable(scheduled):
-        return float(scheduled(1.0 - progress))
+        value = float(scheduled(1.0 - progress))
+        if not 0.0 <= value <= LARGEST:
+            raise ConfigError(
+                f"The schedule's function returned {value} at {1.0 - progress:.3f} of progress remaining; it must be a "
+                f"number from 0 to {LARGEST:g}."
+            )
+        return value
     return float(scheduled)
 
 

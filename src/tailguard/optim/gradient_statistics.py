@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tailguard.errors import ConfigError
+from tailguard.errors import ConfigError, StateError
 from tailguard.optim import kernels
 from tailguard.optim.gating import flat, is_fusable
 from tailguard.optim.kernels import Array
@@ -253,6 +253,15 @@ class GradientStatistics:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, own in self.state_dict().items():
+            saved = state[name]
+            if isinstance(own, Tensor) and (
+                not isinstance(saved, Tensor) or saved.dtype != own.dtype or saved.shape != own.shape
+            ):
+                raise StateError(
+                    f"Noise statistics: {name} must be {own.dtype} of shape {tuple(own.shape)}. The state is damaged "
+                    "or of another network."
+                )
         self.mean.copy_(state["mean"])
         for row, name in enumerate(("power", "signal", "counts")):
             self.kept[row] = state[name].cpu().numpy()
