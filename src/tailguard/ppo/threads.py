@@ -9,7 +9,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from queue import SimpleQueue
 from typing import Any
 
@@ -19,6 +18,7 @@ from tailguard.loops import Crew, call_all, one_by_one
 
 N_TRIALS = 8  # of each number of threads
 KEPT_BYTES = 1 << 30  # below this, freed memory stays with the process
+OMP_PAUSE_SOFT = 1
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # glibc's names for mallopt
 
 
@@ -31,6 +31,7 @@ class Threads(Crew):
         tried = () if n_threads is not None or self.n_threads == 1 else (1, self.n_threads)
         self.trials: dict[int, list[float]] = {count: [] for count in tried}  # seconds per unit of work
         self.torch_threads = torch_threads
+        self.helpers: Helpers | None = None
 
     @property
     def count(self) -> int:
@@ -70,16 +71,19 @@ class Threads(Crew):
     def begin(self, piece: Callable[[], Any]) -> Callable[[], Any]:
         return super().begin(piece) if self.n_threads == 1 else self.others.submit(piece)
 
-    @cached_property
+    @property
     def others(self) -> Helpers:
-        """All threads but the calling one."""
-        return Helpers(self.n_threads - 1, self.torch_threads)
+        """All threads but the calling one; a process that was forked has none of them, and starts its own."""
+        if self.helpers is None or self.helpers.pid != os.getpid():
+            self.helpers = Helpers(self.n_threads - 1, self.torch_threads)
+        return self.helpers
 
 
 class Helpers:
     """Threads that wait for functions to call. An executor's futures and locks took a twentieth of a small batch."""
 
     def __init__(self, n_threads: int, torch_threads: int | None) -> None:
+        self.pid = os.getpid()
         self.waiting: SimpleQueue[Job | None] = SimpleQueue()
         told = self.waiting, torch_threads
         threads = [
@@ -148,6 +152,20 @@ def dismiss(waiting: SimpleQueue[Any], threads: list[threading.Thread]) -> None:
 def available_cores() -> int:
     """Cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def release_openmp_threads() -> None:
+    """Have GNU OpenMP end the idle threads that torch's operations used; the next operation starts new ones.
+
+    A fork copies none of them, and the child's first operation on several threads would wait for them for ever. The
+    runtimes of other systems see to that themselves.
+    """
+    pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None) if sys.platform.startswith("linux") else None
+    if pause is not None:
+        pause(OMP_PAUSE_SOFT)
+
+
+os.register_at_fork(before=release_openmp_threads)
 
 
 def keep_freed_memory() -> None:
