@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tailguard.errors import ConfigError
+from tailguard.errors import ConfigError, RunError
 from tailguard.population.journal import Journal
 from tests.faults.watching import children, n_lines, wait_until
 from tests.population.tiny import digest_of, tiny_population
@@ -130,3 +130,48 @@ def test_a_node_that_is_lost_loses_no_member(undisturbed: str, tmp_path: Path) -
         assert digest_on(nodes, tmp_path) == undisturbed
     assert lost.is_set()
     assert any(line["event"] == "failure" for line in journal.read())
+
+
+def others_work(seconds: float) -> Any:
+    """A task that takes a CPU of the cluster for so long."""
+
+    def nap() -> None:
+        time.sleep(seconds)
+
+    return ray.remote(num_cpus=1)(nap).remote()
+
+
+def test_tasks_that_could_not_begin_are_waited_for_and_none_of_them_fails(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tailguard.population import ray_runner
+
+    monkeypatch.setattr(ray_runner, "FIRST_NOTICE_S", 12.0)
+    config = tiny_population(2, max_failures=0)
+    expected = digest_of(config, tmp_path / "undisturbed")
+    with cluster(1) as nodes:
+        executor = ray_runner.RayExecutor(nodes.address, 30.0, tmp_path / "starved" / "beats")
+        busy = others_work(45.0)  # longer than the patience with tasks that have begun
+        wait_until(lambda: ray.available_resources().get("CPU", 0.0) == 0.0)
+        assert digest_of(config, tmp_path / "starved", executor) == expected
+        del busy
+    lines = Journal(tmp_path / "starved" / "population.jsonl").read()
+    assert {line["event"] for line in lines} == {"start", "report"}
+    said = [record.getMessage() for record in caplog.records if "tasks have waited" in record.getMessage()]
+    assert len(said) == 1
+    assert "4 tasks have waited" in said[0]
+    assert "each needs 1 CPU, and 0 of the cluster's 1 CPUs are free" in said[0]
+
+
+def test_a_cluster_on_which_nothing_ever_begins_ends_the_command_with_what_is_missing(tmp_path: Path) -> None:
+    from tailguard.population.ray_runner import RayExecutor
+
+    with cluster(1) as nodes:
+        executor = RayExecutor(nodes.address, 600.0, tmp_path / "beats", start_timeout_s=4.0)
+        busy = others_work(120.0)
+        wait_until(lambda: ray.available_resources().get("CPU", 0.0) == 0.0)
+        with pytest.raises(RunError, match=r"None of 4 tasks could begin in 4 s .*0 of the cluster's 1 CPUs are free"):
+            digest_of(tiny_population(1), tmp_path, executor)
+        ray.cancel(busy, force=True)
+    assert [line["event"] for line in Journal(tmp_path / "population.jsonl").read()] == ["start"]
+    assert digest_of(tiny_population(1), tmp_path) == digest_of(tiny_population(1), tmp_path / "undisturbed")

@@ -78,7 +78,7 @@ def test_tensorboard_holds_every_update_once_after_a_cut(tmp_path: Path) -> None
     assert steps == [update * STEPS_PER_UPDATE for update in range(1, 7)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_after_the_update_with_a_checkpoint(
     whole: tuple[str, RunFolder], tmp_path: Path, number: signal.Signals
 ) -> None:

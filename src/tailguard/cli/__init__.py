@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tailguard.cli.streams import lasting_streams
 from tailguard.errors import ConfigError, TailguardError
 
 app = typer.Typer(
@@ -91,7 +92,7 @@ def train(
     ] = None,
     ray: Annotated[str | None, typer.Option(help="With --seeds: address of a Ray cluster, or `local`.")] = None,
 ) -> None:
-    """Train an agent in a run folder. Ctrl-C or SIGTERM stop it with a checkpoint.
+    """Train an agent in a run folder. Ctrl-C, SIGTERM or a closed terminal stop it with a checkpoint.
 
     Example: tailguard train --preset regime --steps 200000 --seed 1 --run first --set ppo.gamma=0.95
 
@@ -305,8 +306,9 @@ def attack(
 def main() -> None:
     """Entry point: turns errors that a user can act on into one line and exit code 2."""
     warnings.formatwarning = lambda message, *_, **__: f"tailguard: {message}\n"
-    try:
-        app()
-    except TailguardError as error:
-        typer.echo(f"tailguard: {error}", err=True)
-        sys.exit(2)
+    with lasting_streams():
+        try:
+            app()
+        except TailguardError as error:
+            typer.echo(f"tailguard: {error}", err=True)
+            sys.exit(2)

@@ -19,7 +19,7 @@ from tailguard.examination import evaluation_folder, examine, report_file, rewri
 from tailguard.experiment import DataTask, Experiment, ExperimentConfig, GymTask
 from tailguard.market.problems import Severity
 from tailguard.market.splits import picture
-from tailguard.population.tasks import HANG_TIMEOUT_S
+from tailguard.population.tasks import HANG_TIMEOUT_S, Executor
 from tailguard.run import RunFolder, run_path
 from tailguard.walk_forward import WalkForwardConfig, local_executor, walk_forward
 
@@ -68,11 +68,13 @@ def walk(
     folder = RunFolder(run)
     say: Say = (lambda text: None) if quiet else typer.echo
     introduce(Experiment(config), say)
-    if ray_address is None:
-        executor = local_executor(folder, settings.workers)
-    else:
-        executor = executor_of(folder.path, settings.folds * settings.seeds, HANG_TIMEOUT_S, None, ray_address)
-    with folder.lock(), working(executor, "the same command goes on from the last checkpoints."):
+
+    def workplace() -> Executor:
+        if ray_address is None:
+            return local_executor(folder, settings.workers)
+        return executor_of(folder.path, settings.folds * settings.seeds, HANG_TIMEOUT_S, None, ray_address)
+
+    with folder.lock(), working(workplace, "the same command goes on from the last checkpoints.") as executor:
         found = walk_forward(config, folder, settings, say, executor)
     for line in summary(found):
         typer.echo(line)

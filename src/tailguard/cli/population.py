@@ -20,6 +20,7 @@ from tailguard.population.driver import Population
 from tailguard.population.journal import Journal
 from tailguard.population.report import member_columns, member_rows, write_report
 from tailguard.population.scheduler import PBTScheduler
+from tailguard.population.tasks import Executor
 from tailguard.run import RunFolder, run_path
 
 
@@ -41,11 +42,16 @@ def start(
         return
     folder = run_path(run) if run is not None else free_path(f"population-{config.experiment.seed}")
     settings = config.population
-    executor = executor_of(folder, settings.population_size, settings.hang_timeout_s, workers, ray_address)
-    population = Population(config, folder, executor)
+    size, timeouts = settings.population_size, (settings.hang_timeout_s, settings.start_timeout_s)
+
+    def workplace() -> Executor:
+        return executor_of(folder, size, timeouts[0], workers, ray_address, timeouts[1])
+
     again = f"nothing is lost: `tailguard resume {RunFolder(folder).handle}` goes on."
-    with working(executor, again), DISPLAYS[kind](population) as shown:
-        scheduler = population.run(shown)
+    with working(workplace, again) as executor:
+        population = Population(config, folder, executor)
+        with DISPLAYS[kind](population) as shown:
+            scheduler = population.run(shown)
     report = write_report(population.folder, config, scheduler)
     conclude(population, report, RunFolder(folder.with_name(f"{folder.name}-best")).handle, kind)
     if fail_on_alert:

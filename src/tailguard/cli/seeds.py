@@ -16,7 +16,7 @@ from tailguard.cli.workers import executor_of, working
 from tailguard.errors import ConfigError
 from tailguard.experiment import Experiment, ExperimentConfig, experiment_config, load_experiment, on_shared_paths
 from tailguard.population.runs import require_same_settings, seed_tasks
-from tailguard.population.tasks import HANG_TIMEOUT_S, MAX_FAILURES, Outcome, Task, run_all
+from tailguard.population.tasks import HANG_TIMEOUT_S, MAX_FAILURES, Executor, Outcome, Task, run_all
 from tailguard.run import RunFolder, run_path
 from tailguard.yaml_files import parse_yaml
 
@@ -56,7 +56,9 @@ def start_seeds(
 def train_all(tasks: Sequence[Task], place: Path, study: Study) -> int:
     """Work on every seed; returns how many were given up."""
     scratch = place.with_name(f"{place.name}-seeds")
-    executor = executor_of(scratch, len(tasks), HANG_TIMEOUT_S, study.workers, study.ray_address)
+
+    def workplace() -> Executor:
+        return executor_of(scratch, len(tasks), HANG_TIMEOUT_S, study.workers, study.ray_address)
 
     def tell(outcome: Outcome) -> None:
         if study.kind == "json":
@@ -66,7 +68,7 @@ def train_all(tasks: Sequence[Task], place: Path, study: Study) -> int:
         elif study.kind == "live":
             typer.echo(f"seed {outcome.key}: {outcome.result['step']:,} steps in {outcome.result['folder']}")
 
-    with working(executor, "the same command goes on from the last checkpoints."):
+    with working(workplace, "the same command goes on from the last checkpoints.") as executor:
         return run_all(executor, tasks, MAX_FAILURES, tell)
 
 

@@ -135,7 +135,7 @@ class Population:
         left = self.patience_from + interval - time.monotonic()
         outcomes = self.executor.wait(min(max(left, 0.0), 1.0))
         events = [event for outcome in outcomes for event in self.event_of(outcome)]
-        if events or not self.scheduler.waiting:
+        if events or not self.scheduler.waiting or self.executor.starved:
             self.patience_from = time.monotonic()
             return events
         if time.monotonic() < self.patience_from + interval:

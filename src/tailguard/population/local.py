@@ -88,6 +88,8 @@ class LocalExecutor:
     A task whose process gives no sign of life for `hang_timeout_s` is ended and reported as failed.
     """
 
+    starved = False
+
     def __init__(self, n_workers: int, hang_timeout_s: float, log_folder: str | Path) -> None:
         if n_workers < 1:
             raise ConfigError(f"{n_workers} workers cannot work. Use --workers 1 or more.")

@@ -74,5 +74,5 @@ def trained_to_the_end(
     agent = resumed(folder, make_env, experiment.agent, config.checkpoint)
     outcome = train(agent, folder, config.steps, config.checkpoint, Listener(update=lambda update: beat()))
     if not outcome.finished:
-        raise StoppedNow(signal.SIGINT)
+        raise StoppedNow(outcome.stopped_by or signal.SIGINT)
     return outcome

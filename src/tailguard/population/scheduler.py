@@ -63,6 +63,9 @@ class PBTConfig(Config):
     """Failed attempts at one segment after which a member is given up."""
     hang_timeout_s: PositiveFloat = 600.0
     """A segment without a sign of life for so long is ended and done again; it gives two per update."""
+    start_timeout_s: PositiveFloat = 3600.0
+    """On a Ray cluster: when no segment could begin for so long, for want of free resources, the command ends; resume
+    goes on."""
 
     def inert(self) -> Iterable[InertSetting]:
         if self.selection == "tournament":

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 from tailguard.errors import ConfigError
 
-MAX_FAILURES, HANG_TIMEOUT_S = 3, 600.0
-"""Of independent tasks: failures after which one is given up, and silence after which one is ended."""
+MAX_FAILURES, HANG_TIMEOUT_S, START_TIMEOUT_S = 3, 600.0, 3600.0
+"""Of independent tasks: failures after which one is given up, silence after which one is ended, and time in which none
+could begin after which the work is broken off."""
 Beat = Callable[[], None]
 """A sign of life: called at least once per update while a task is worked on."""
 
@@ -38,6 +39,11 @@ class Outcome:
 
 class Executor(Protocol):
     """Where tasks are worked on. Every submitted task has one outcome, unless it was cancelled."""
+
+    @property
+    def starved(self) -> bool:
+        """Whether all that was submitted waits for somebody else's work to end: it is not late, it cannot begin."""
+        ...
 
     def submit(self, task: Task) -> None: ...
 
@@ -77,6 +83,8 @@ def run_all(executor: Executor, tasks: Sequence[Task], max_failures: int, told: 
 
 class InlineExecutor:
     """In this process, one task after the other: for debugging, and where processes cost more than the work."""
+
+    starved = False
 
     def __init__(self) -> None:
         self.tasks: deque[Task] = deque()

@@ -46,6 +46,8 @@ class Outcome:
     finished: bool
     checkpoint: Path
     """The last bundle."""
+    stopped_by: int | None = None
+    """The signal that asked for a stop, if one did."""
 
 
 @dataclass
@@ -70,7 +72,7 @@ def train(
 ) -> Outcome:
     """Train up to `total_steps` environment steps in all, a fresh agent or one from `resumed`; hold the lock.
 
-    There is a checkpoint every so many updates, at the end, and when SIGINT or SIGTERM ask for a stop.
+    There is a checkpoint every so many updates, at the end, and when SIGINT, SIGTERM or SIGHUP ask for a stop.
     """
     settings, listener = settings or CheckpointConfig(), listener or Listener()
     start = agent.num_timesteps
@@ -91,7 +93,7 @@ def train(
         finally:
             records.close()
     step = folder.steps()[-1] if folder.steps() else 0
-    return Outcome(step, step >= total_steps, folder.checkpoint(step))
+    return Outcome(step, step >= total_steps, folder.checkpoint(step), stop.signum)
 
 
 def resumed(
