@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup check format test slow bench bench-peers bench-speed bench-env bench-continual bench-optimizers bench-oracles bench-health bench-population bench-robustness docs screenshots demo clean
+.PHONY: help setup core check format test slow bench bench-peers bench-speed bench-env bench-continual bench-optimizers bench-oracles bench-health bench-population bench-robustness docs screenshots demo clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -13,9 +13,18 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c constraints.txt torch
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	-$(MAKE) core
 	@touch $@
 
 setup: $(VENV)/.installed  ## build .venv with everything the project needs
+
+# In a clone that shares another checkout's environment: make core VENV=/path/to/.venv
+core: export PATH := $(abspath $(BIN)):$(PATH)
+core:  ## compile the native core into src/tailguard/kernels (after every change of its C++)
+	@cmake $(if $(filter environment,$(origin CXX)),--fresh) -S . -B build/core -G Ninja -DTAILGUARD_IN_PLACE=ON \
+	  -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) > /dev/null \
+	  && cmake --build build/core -- --quiet \
+	  || { rm -f src/tailguard/kernels/_native*.so; echo 'The native core was not built: everything runs without it, slower.'; exit 1; }
 
 check: setup  ## format, lint, types, import arrows
 	$(BIN)/ruff format --check .
@@ -92,4 +101,4 @@ demo: setup  ## train on the embedded market, print the result, write runs/demo/
 	$(BIN)/python -m tailguard.cli demo
 
 clean:  ## remove what the targets above made
-	rm -rf $(VENV) runs site .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build src/tailguard/kernels/_native*.so runs site .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,11 @@
+"""Signatures of the extension module (native/*.cpp); tailguard.kernels is its only caller."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float64s = NDArray[np.float64]
+
+source_digest: str
+level: str
+
+def reverse_scan(terms: Float64s, carried: Float64s, last: Float64s, sums: Float64s) -> None: ...
