@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from math import inf, log1p
 from typing import NamedTuple
 
-import numba
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tailguard.adversary import Adversary, Scene
@@ -106,29 +104,12 @@ def actor_losses(
 def ratio_figures(log_ratio: Tensor, valid: Tensor, clip_range: float) -> tuple[float, float]:
     """(share of samples whose ratio left the clip range, largest |log ratio|), for watching only.
 
-    Both are 0 where nothing is valid: every sequence is under attack. One compiled loop: on arrays so small the
-    overhead of torch's or numpy's calls is most of the cost.
+    Both are 0 where nothing is valid: every sequence is under attack. The largest is not a number if one is none.
     """
     low, high = log1p(-clip_range) if clip_range < 1.0 else -inf, log1p(clip_range)
-    seen, mask = log_ratio.numpy(force=True).ravel(), valid.numpy(force=True).ravel()
-    share, largest = outside_and_largest(seen, mask, low, high)
-    return float(share), float(largest)
-
-
-@numba.njit(cache=True, nogil=True)
-def outside_and_largest(
-    values: NDArray[np.float32], valid: NDArray[np.bool_], low: float, high: float
-) -> tuple[float, float]:
-    """Share of the valid elements outside [low, high], and the largest size of one; not a number if one is none."""
-    n_valid, n_outside, largest = 0, 0, 0.0
-    for i in range(values.size):
-        if valid[i]:
-            n_valid += 1
-            n_outside += values[i] > high or values[i] < low
-            size = abs(values[i])
-            if size > largest or np.isnan(size):  # nothing is larger than NaN, so it stays
-                largest = size
-    return n_outside / max(n_valid, 1), largest
+    seen = log_ratio.numpy(force=True)[valid.numpy(force=True)]
+    outside = np.count_nonzero((seen > high) | (seen < low))
+    return outside / max(seen.size, 1), float(np.abs(seen).max(initial=0.0))
 
 
 def critic_loss(policy: RecurrentPolicy, c: int, batch: SequenceBatch, layout: Layout) -> CriticLoss:

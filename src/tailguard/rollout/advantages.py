@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailguard.rollout.backwards import flow_back
+from tailguard.kernels.scans import reverse_scan
 
 Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
@@ -30,7 +30,7 @@ def advantages(rewards: Floats, values: Floats, successors: Floats, dones: Bools
     returns: (T, N)
     """
     errors = rewards + gamma * successors - values[:-1]
-    return flow_back(errors, gamma * lam * ~dones, np.zeros(errors.shape[1]))
+    return reverse_scan(errors, gamma * lam * ~dones, np.zeros(errors.shape[1]))
 
 
 def normalize_valid(values: Floats, valid: Bools) -> Floats:

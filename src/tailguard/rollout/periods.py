@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailguard.loops import compiled
+from tailguard.kernels import scans
 
 Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
@@ -35,28 +35,8 @@ def walk_periods(
     A termination completes a period however short it is, so that ruin counts. A truncation completes an episode; inside
     a named horizon it only cuts the period, whose return stays unknown.
     """
-    n_steps, n_envs = rewards.shape
-    before, steps = np.zeros((n_steps + 1, n_envs)), np.zeros((n_steps + 1, n_envs))
-    ended, cut = np.zeros(rewards.shape, np.bool_), np.zeros(rewards.shape, np.bool_)
-    before[0], steps[0] = so_far, elapsed
-    walk(rewards, terminated, truncated, 0 if horizon is None else horizon, before, steps, ended, cut)
+    before, steps, ended, cut = scans.walk_periods(rewards, terminated, truncated, horizon or 0, so_far, elapsed)
     return Periods(before, steps, ended, cut, (before[:-1] + rewards)[ended], (steps[:-1] + 1.0)[ended])
-
-
-@compiled
-def walk(rewards, terminated, truncated, horizon, before, steps, ended, cut):  # type: ignore[no-untyped-def]
-    """Fill all but the first rows of where periods stand before each step, and which steps end or cut one.
-
-    horizon: 0 for the episode
-    """
-    for t in range(len(rewards)):
-        for n in range(rewards.shape[1]):
-            after, count = before[t, n] + rewards[t, n], steps[t, n] + 1.0
-            whole = count >= horizon if horizon else truncated[t, n]
-            ended[t, n] = terminated[t, n] or whole
-            cut[t, n] = truncated[t, n] and not ended[t, n]
-            over = ended[t, n] or cut[t, n]
-            before[t + 1, n], steps[t + 1, n] = (0.0, 0.0) if over else (after, count)
 
 
 def risk_rewards(rewards: Floats, so_far: Floats, threshold: float, alpha: float) -> Floats:

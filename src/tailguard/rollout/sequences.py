@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tailguard.loops import compiled
 from tailguard.normalization import Affine
 from tailguard.policy import Layout, State
 from tailguard.rollout.buffer import Floats, RolloutBuffer
@@ -116,7 +115,7 @@ class Choice:
     @cached_property
     def n_valid(self) -> int:
         """Samples that count."""
-        return int(count_valid(self.batch.valid.numpy(), self.chosen))
+        return int(np.count_nonzero(self.batch.valid.numpy()[:, self.chosen]))
 
     @cached_property
     def copy(self) -> SequenceBatch:
@@ -132,16 +131,6 @@ class Choice:
             return [self]
         firsts = range(0, self.n_sequences, n_sequences)
         return [Choice(self.batch, self.chosen[first : first + n_sequences]) for first in firsts]
-
-
-@compiled
-def count_valid(valid, chosen):  # type: ignore[no-untyped-def]
-    """valid: (L, S);  chosen: (B,) of the sequences."""
-    n = 0
-    for t in range(len(valid)):
-        for s in chosen:
-            n += valid[t, s]
-    return n
 
 
 def sequences_of(

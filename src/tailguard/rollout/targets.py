@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tailguard.kernels.scans import reverse_scan
 from tailguard.losses.risk import interpolation_weights
-from tailguard.rollout.backwards import flow_back
 
 Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
@@ -81,7 +81,7 @@ def realised_returns(
     samples = np.einsum("iq,qi->i", np.sort(laws, -1), interpolation_weights(levels, at))
     ahead = np.zeros_like(rewards)
     ahead[tuple(places.T)] = samples[: len(places)]
-    return flow_back(rewards + gamma * ahead, np.where(dones, 0.0, gamma), samples[-n_envs:])
+    return reverse_scan(rewards + gamma * ahead, np.where(dones, 0.0, gamma), samples[-n_envs:])
 
 
 def episode_ends(dones: Bools) -> Ints:
@@ -98,7 +98,7 @@ def draw_horizons(shape: tuple[int, ...], lam: float, rng: np.random.Generator) 
 
 def rewards_to_go(rewards: Floats, dones: Bools, gamma: float) -> Floats:
     """(T, N) discounted rewards from each step to the end of its episode or of the rollout."""
-    return flow_back(rewards, np.where(dones, 0.0, gamma), np.zeros(rewards.shape[1]))
+    return reverse_scan(rewards, np.where(dones, 0.0, gamma), np.zeros(rewards.shape[1]))
 
 
 def resample(quantiles: Floats, levels: Sequence[float], rng: np.random.Generator) -> Floats:
