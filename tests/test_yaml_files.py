@@ -82,5 +82,5 @@ def test_a_file_must_be_a_small_mapping_in_utf8(tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(ConfigError, match=message):
             read_yaml(file)
-    with pytest.raises(ConfigError, match="No such file"):
+    with pytest.raises(ConfigError, match="There is no file"):
         read_yaml(tmp_path / "missing.yaml")

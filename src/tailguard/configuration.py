@@ -14,8 +14,17 @@ Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 UnitInterval = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveInt = Annotated[int, Field(ge=1, le=10**12)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=10**12)]
+"""Counts of what passes one after another, such as steps. More than a million a second for ten days is a slip."""
+Several = Annotated[int, Field(ge=1, le=10_000)]
+"""Counts of what is held or planned at once, such as members, folds or passes."""
+Threads = Annotated[int, Field(ge=1, le=1024)]
+"""Threads or processes of one machine: libraries end the process, without a message, where these are too many."""
+Environments = Annotated[int, Field(ge=1, le=2**16)]
+"""Environments that are built, one by one, and stepped together."""
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+"""What numpy's global generator, which environments may use, can be seeded with."""
 Width = Annotated[int, Field(ge=1, le=2**16)]
 """Units of a layer, quantiles, atoms: a matrix of twice the largest is more than memory holds."""
 

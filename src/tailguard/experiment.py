@@ -21,7 +21,7 @@ from pydantic import Field
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv
 
-from tailguard.configuration import Config, NonNegativeInt, PositiveInt, saved_config
+from tailguard.configuration import Config, Environments, PositiveInt, Seed, saved_config
 from tailguard.env import Costs, TradingVecEnv, oracle_env
 from tailguard.env.dataset import DataConfig, Dataset, Default, data_defaults, nested_defaults, read_bars, split_of
 from tailguard.errors import ConfigError, InertSetting, did_you_mean
@@ -53,11 +53,11 @@ class ExperimentConfig(Config):
     """MlpLstmPolicy, or MlpPolicy without memory."""
     policy_kwargs: PolicyConfig = PolicyConfig()
     """Sizes and kinds of the networks."""
-    n_envs: PositiveInt = 16
+    n_envs: Environments = 16
     """Environments stepped together."""
     steps: PositiveInt = 1_000_000
     """Environment steps of the whole training."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Root of every random stream."""
     ppo: PPOConfig = PPOConfig()
     """The learner."""

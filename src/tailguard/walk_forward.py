@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tailguard.configuration import Config, PositiveInt
+from tailguard.configuration import Config, Several, Threads
 from tailguard.errors import RunError
 from tailguard.evaluation import ledger, measures
 from tailguard.evaluation.assessment import Assessment, Fold, Subject, trial_of
@@ -44,11 +44,11 @@ SPLIT = "walk-forward"
 class WalkForwardConfig(Config):
     """How often the data is walked, and by how many."""
 
-    folds: PositiveInt = 5
+    folds: Several = 5
     """Test segments, one after the other; train is four times as long and slides with them."""
-    seeds: PositiveInt = 3
+    seeds: Several = 3
     """Agents per fold, from the seed of the configuration on."""
-    workers: PositiveInt = 2
+    workers: Threads = 2
     """Processes that train at the same time."""
 
 

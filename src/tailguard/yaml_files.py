@@ -15,8 +15,8 @@ import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from tailguard.errors import ConfigError
+from tailguard.files import LARGEST_TEXT, read_text
 
-LARGEST_FILE = 2**20
 DEEPEST = 32
 MOST_VALUES = 20_000
 SCALARS = {
@@ -81,15 +81,7 @@ for _tag, (_pattern, _first) in SCALARS.items():
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping a YAML file holds."""
     place = Path(path)
-    try:
-        if place.stat().st_size > LARGEST_FILE:
-            raise ConfigError(f"{place} has {place.stat().st_size} bytes; a configuration has at most {LARGEST_FILE}.")
-        text = place.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"Cannot read {place}: {error.strerror}. Give the path of a YAML file.") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{place} is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from None
-    parsed = parse_yaml(text, str(place))
+    parsed = parse_yaml(read_text(place, LARGEST_TEXT, ConfigError), str(place))
     if parsed is None:
         return {}
     if not isinstance(parsed, Mapping):

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from tailguard.adversary.ball import Norm
 from tailguard.adversary.search import Search
-from tailguard.configuration import Config, Fraction, NonNegativeFloat, PositiveInt, UnitInterval
+from tailguard.configuration import Config, Fraction, NonNegativeFloat, Several, UnitInterval
 from tailguard.errors import ConfigError, InertSetting
 
 
@@ -37,11 +37,11 @@ class AdversaryConfig(Config):
     """Columns of the observation that cannot be attacked, such as the position or the clock."""
     method: Literal["pgd", "sgld"] = "pgd"
     """Projected gradient ascent, or the same with noise that fades (Langevin dynamics)."""
-    steps: PositiveInt = 3
+    steps: Several = 3
     """Gradient steps of the inner maximisation."""
     step_size: Fraction | None = None
     """Of one step, as a share of epsilon; None: 2.5 / steps, at most 1."""
-    restarts: PositiveInt = 1
+    restarts: Several = 1
     """Random starts; the best of them counts."""
 
     @model_validator(mode="after")

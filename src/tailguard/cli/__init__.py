@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 
 from tailguard.cli.streams import lasting_streams
 from tailguard.errors import ConfigError, TailguardError
+from tailguard.files import reason, shown
 
 app = typer.Typer(
     help="Train trading agents that know their tail risk.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -309,6 +311,12 @@ def main() -> None:
     with lasting_streams():
         try:
             app()
-        except TailguardError as error:
-            typer.echo(f"tailguard: {error}", err=True)
+        except (TailguardError, MemoryError) as error:
+            typer.echo(f"tailguard: {error or 'there is not enough memory for this.'}", err=True)
+            sys.exit(2)
+        except OSError as error:
+            if error.filename is None:
+                raise
+            where = shown(os.fsdecode(error.filename))
+            typer.echo(f"tailguard: {where}: {reason(error)}. Choose another place, or make room there.", err=True)
             sys.exit(2)

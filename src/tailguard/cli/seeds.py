@@ -20,6 +20,8 @@ from tailguard.population.tasks import HANG_TIMEOUT_S, MAX_FAILURES, Executor, O
 from tailguard.run import RunFolder, run_path
 from tailguard.yaml_files import parse_yaml
 
+MOST_SEEDS = 10_000
+
 
 @dataclass(frozen=True)
 class Study:
@@ -95,9 +97,13 @@ def parsed_seeds(text: str) -> list[int]:
     """'0,1,5' or '0-4' as numbers."""
     try:
         parts = [part.split("-") for part in text.split(",")]
-        seeds = [seed for part in parts for seed in range(int(part[0]), int(part[-1]) + 1)]
+        ranges = [range(int(part[0]), int(part[-1]) + 1) for part in parts]
     except ValueError:
-        seeds = []
+        ranges = []
+    n_seeds = sum(one.stop - one.start for one in ranges)
+    if n_seeds > MOST_SEEDS:
+        raise ConfigError(f"--seeds {text[:60]} names {n_seeds:,} seeds; at most {MOST_SEEDS:,} are trained at once.")
+    seeds = [seed for one in ranges for seed in one]
     if not seeds or len(set(seeds)) != len(seeds):
         raise ConfigError(f"--seeds {text!r} names no seeds, or one twice. Use 0,1,2 or 0-4.")
     return seeds

@@ -18,6 +18,9 @@ from tailguard.ppo import DistributionalPPO
 from tailguard.run import RunFolder, StoppedNow, resumed, run_path, train
 from tailguard.run.records import rows_of
 
+LONGEST_CHOSEN_NAME = 150
+"""Bytes of a run's name that is chosen from the name of a file of bars."""
+
 
 def start(
     config_file: Path | None,
@@ -92,6 +95,8 @@ def run_on(
 
 def free_path(name: str) -> Path:
     """runs/NAME, or the first of runs/NAME-2, runs/NAME-3, ... that is free."""
+    name = "".join(mark for mark in name if mark.isprintable())
+    name = name.encode()[-LONGEST_CHOSEN_NAME:].decode(errors="ignore").strip() or "run"
     place, number = run_path(name), 1
     while place.exists():
         number += 1

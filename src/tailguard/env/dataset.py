@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from tailguard.configuration import Config, Fraction, NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval
 from tailguard.env.accounting import AccountRules
@@ -23,6 +23,7 @@ from tailguard.env.costs import Costs
 from tailguard.env.observation import AgentState
 from tailguard.env.vec_env import EnvConfig, TradingVecEnv
 from tailguard.errors import ConfigError, DataError
+from tailguard.files import open_regular
 from tailguard.market import Bars, load_bars
 from tailguard.market.check import DataReport, check_file
 from tailguard.market.features import DEFAULT_FEATURES, FeatureScaler, FeatureSet
@@ -38,7 +39,7 @@ FEW_BARS = 2_000
 class DataConfig(Config):
     """Where the bars come from, what the agent sees of them, how they are split and what trading costs."""
 
-    files: tuple[str, ...] = ()
+    files: tuple[Annotated[str, Field(pattern=r"^[^\x00]+$")], ...] = ()
     """CSV, parquet or feather files; several are joined on one clock."""
     symbol: str | None = None
     """Only this symbol of files that hold many."""
@@ -170,8 +171,7 @@ def read_bars(config: DataConfig) -> Bars:
     if not config.files:
         raise ConfigError("data.files is empty: name at least one file of bars, for example with --data bars.csv.")
     for file in config.files:
-        if not Path(file).is_file():
-            raise DataError(f"There is no file {file!r}. Give the path of a CSV, parquet or feather file of bars.")
+        open_regular(file, DataError).close()
     source: Any = list(config.files) if len(config.files) > 1 else config.files[0]
     columns = list(config.columns) or None
     try:

@@ -19,11 +19,12 @@ from tailguard.market.problems import PROBLEMS
 from tailguard.market.scan import SYMBOL_BITS, Facts, scan
 from tailguard.market.sources import Stamp, stamp_column
 from tailguard.market.stamps import StampReading, recognise, require_zone, show
-from tailguard.market.tables import Columns, Table, collect, no_header_fix, open_source, ragged_line
+from tailguard.market.tables import Columns, Table, collect, named_panics, no_header_fix, open_source, ragged_line
 
 __all__ = ["DataReport", "check_file", "render"]
 
 
+@named_panics
 def check_file(
     source: Any,
     *,

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from polars.exceptions import PolarsError
 
 from tailguard.market.bar_rules import PRICES
 from tailguard.market.layout import Layout
 from tailguard.market.sources import may_hold_numbers, names_of, stamp_column, swapped_volume
 from tailguard.market.stamps import DAY_MS, StampReading, show, to_utc, unix_units, zones_in
-from tailguard.market.tables import Table, ragged_line
+from tailguard.market.tables import FAILURES, Table, ragged_line
 
 BATCH_ROWS = 100_000
 MAX_STAMPS = 20_000_000
@@ -112,7 +111,7 @@ def scan(table: Table, layout: Layout, reading: StampReading, tz: str | None, am
             _totals(clean, facts)
             row += batch.height
             facts.rows = row
-    except PolarsError as error:
+    except FAILURES as error:
         facts.failure = Hit(*(ragged_line(table) or (row, str(error).split("\n", 1)[0])), 1)
     return facts
 

@@ -16,8 +16,8 @@ from tailguard.errors import DataError, did_you_mean
 from tailguard.market.bar_rules import PRICES, STAMP
 from tailguard.market.bars import Bars
 from tailguard.market.layout import Layout, guess_layout
-from tailguard.market.stamps import StampReading, recognise, require_zone, show, to_utc, unix_units
-from tailguard.market.tables import Columns, Table, collect, no_header_fix, open_source
+from tailguard.market.stamps import StampReading, recognise, require_zone, show, to_utc, unix_units, within_years
+from tailguard.market.tables import Columns, Table, collect, named_panics, no_header_fix, open_source
 
 Stamp = Literal["open", "close"]
 
@@ -36,6 +36,7 @@ MENDED = {
 """What the data check finds and each repair puts right."""
 
 
+@named_panics
 def load_bars(
     source: Any,
     *,
@@ -92,10 +93,10 @@ def load_bars(
 
 def stamp_column(frame: pl.DataFrame, layout: Layout) -> pl.Series:
     """The stamps as they stand in the source, date and time joined where they are apart."""
-    column = frame[layout.roles["ts"]]
+    column = within_years(frame[layout.roles["ts"]])
     if layout.time is None:
         return column
-    return column.cast(pl.String) + " " + frame[layout.time].cast(pl.String)
+    return column.cast(pl.String) + " " + within_years(frame[layout.time]).cast(pl.String)
 
 
 def _reading(column: pl.Series, table: Table) -> StampReading:
@@ -174,7 +175,8 @@ def _utc(
     if ms.null_count():
         row = int(ms.is_null().arg_max() or 0)
         raise DataError(
-            f"{table.label}, {table.place(row)}: {column[row]!r} is not a stamp like the others ({reading.label})."
+            f"{table.label}, {table.place(row)}: {column[row]!r} is not a stamp like the others ({reading.label}), or "
+            "not one of the years 1600 to 2999."
         )
     if aware.all():
         if tz is not None:

@@ -13,6 +13,10 @@ import polars as pl
 
 from tailguard.errors import DataError, did_you_mean
 
+EARLIEST_MS, LATEST_MS = -11_676_096_000_000, 32_503_680_000_000
+"""Years 1600 to 2999: beyond them zones are not defined, and polars breaks down."""
+FARTHEST_HOURS = 15
+"""Of a zone from UTC: none was ever further than 15 h 14."""
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
 
@@ -64,7 +68,13 @@ class StampReading:
         return f"{self.how} {self.detail}".strip()
 
     def parse(self, column: pl.Series) -> pl.DataFrame:
-        """Columns `ms` since 1970 (UTC where `aware`, else wall clock; null where unreadable) and `aware`."""
+        """Columns `ms` since 1970 (UTC where `aware`, else wall clock; null where unreadable, also for years before
+        1600 and after 2999) and `aware`."""
+        parsed = self.parsed(column)
+        return parsed.with_columns(ms=pl.when(pl.col("ms").is_between(EARLIEST_MS, LATEST_MS)).then("ms"))
+
+    def parsed(self, column: pl.Series) -> pl.DataFrame:
+        """Before impossible years are taken out."""
         if self.how == "unix":
             return _parse_unix(column)
         if self.how == "yyyymmdd":
@@ -100,6 +110,17 @@ def recognise(column: pl.Series) -> StampReading | None:
         return None
     twin = _TWINS.get(best, "")
     return StampReading("text", best, ambiguous_with=twin if twin and fits[twin] == fits[best] else "")
+
+
+def within_years(column: pl.Series) -> pl.Series:
+    """The column with null for dates and times that no reader can show, before anything asks for them one by one."""
+    if not isinstance(column.dtype, pl.Datetime | pl.Date):
+        return column
+    unit = column.dtype.time_unit if isinstance(column.dtype, pl.Datetime) else "day"
+    per_ms = {"ns": 1_000_000, "us": 1_000, "ms": 1}.get(unit, 0)
+    low, high = (ms * per_ms if per_ms else ms // DAY_MS for ms in (EARLIEST_MS, LATEST_MS))
+    usual = column.to_physical().is_between(max(low, -(2**63)), min(high, 2**63 - 1))
+    return pl.select(pl.when(usual).then(column).alias(column.name)).to_series()
 
 
 def to_utc(ms: pl.Series, tz: str, ambiguous: str = "raise") -> pl.Series:
@@ -204,7 +225,8 @@ def _parse_text(column: pl.Series, form: str) -> pl.DataFrame:
     hours = pl.col("digits").str.slice(1, 2).cast(pl.Int64, strict=False).fill_null(0)
     minutes = pl.col("digits").str.slice(3, 2).cast(pl.Int64, strict=False).fill_null(0)
     offset = sign * (hours * HOUR_MS + minutes * 60_000)
-    return parts.select(ms=pl.col("wall") - offset, aware=pl.col("zone").is_not_null())
+    known = (hours <= FARTHEST_HOURS) & (minutes < 60)
+    return parts.select(ms=pl.when(known).then(pl.col("wall") - offset), aware=pl.col("zone").is_not_null())
 
 
 def zones_in(column: pl.Series) -> list[str]:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import polars as pl
-from polars.exceptions import PolarsError
+from polars.exceptions import PanicException, PolarsError
 
+from tailguard.checkpoint import physical_memory
 from tailguard.errors import DataError
+from tailguard.files import open_regular
 from tailguard.market.layout import USUAL_ORDER
+from tailguard.market.unpacked import refuse_bomb
 
+P = ParamSpec("P")
+Result = TypeVar("Result")
 Columns = Sequence[str] | Mapping[str, str | int]
 
+FAILURES = (PolarsError, PanicException, OSError, ValueError, MemoryError)
+"""What polars raises for bytes that it cannot read; a panic of its own code is not even an `Exception`."""
 _TEXT = (".csv", ".txt", ".tsv", ".gz", ".zst")
 _PARQUET = (".parquet", ".pq")
 _FEATHER = (".feather", ".arrow", ".ipc")
@@ -38,6 +46,22 @@ class Table:
     def place(self, row: int) -> str:
         """Where a data row is, in words a user can look up."""
         return f"line {row + 1 + self.header}" if self.text else f"row {row}"
+
+
+def named_panics(read: Callable[P, Result]) -> Callable[P, Result]:
+    """A reader whose errors are all of this package: polars stops with errors of its own on bytes it did not expect."""
+
+    @wraps(read)
+    def reads(*args: P.args, **options: P.kwargs) -> Result:
+        try:
+            return read(*args, **options)
+        except (PanicException, PolarsError, OverflowError, MemoryError) as error:
+            source = args[0] if args and isinstance(args[0], str | Path) else "The source"
+            raise DataError(
+                f"{source} cannot be read: {_first_line(error)}. Write it anew from where it came."
+            ) from None
+
+    return reads
 
 
 def open_source(source: Any, columns: Columns | None = None) -> Table:
@@ -68,7 +92,7 @@ def collect(table: Table) -> pl.DataFrame:
     """The whole table in memory."""
     try:
         return table.lazy.collect()
-    except PolarsError as error:
+    except FAILURES as error:
         raise DataError(
             f"{table.label} cannot be read: {_first_line(error)}. The file is damaged or of another format."
         ) from None
@@ -98,17 +122,17 @@ def _lines(path: Path) -> Iterator[tuple[int, pl.Series]]:
         start += batch.height
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return str(error).split("\n", 1)[0].rstrip(".")
 
 
 def _open_file(path: Path, columns: Columns | None) -> Table:
-    if not path.is_file():
-        raise DataError(f"There is no file {str(path)!r}.")
-    if path.stat().st_size == 0:
-        raise DataError(f"{path} is empty (0 bytes).")
+    with open_regular(path, DataError) as file:
+        if not file.read(1):
+            raise DataError(f"{path} is empty (0 bytes).")
     suffix = path.suffix.lower()
     if suffix in _TEXT:
+        refuse_bomb(path)
         return _open_text(path, columns)
     if suffix not in (*_PARQUET, *_FEATHER):
         raise DataError(
@@ -116,10 +140,20 @@ def _open_file(path: Path, columns: Columns | None) -> Table:
         )
     try:
         lazy = pl.scan_parquet(path, glob=False) if suffix in _PARQUET else pl.scan_ipc(path, glob=False)
-        lazy.collect_schema()
-    except (PolarsError, OSError) as error:
+        refuse_more_than_memory(lazy, path)
+    except FAILURES as error:
         raise DataError(f"{path} cannot be read as {suffix[1:]}: {_first_line(error)}. The file is damaged.") from None
     return Table(lazy, str(path), path.stem)
+
+
+def refuse_more_than_memory(lazy: pl.LazyFrame, path: Path, available: int | None = None) -> None:
+    """Columns of one value take no room in a file and all of it in memory: count before they are unpacked."""
+    n_rows, n_columns = int(lazy.select(pl.len()).collect().item()), len(lazy.collect_schema())
+    if 8 * n_rows * n_columns > (physical_memory() if available is None else available):
+        raise DataError(
+            f"{path} has {n_rows:,} rows of {n_columns} columns, which are more than the memory of this machine. Split "
+            "the file."
+        )
 
 
 def _open_text(path: Path, columns: Columns | None) -> Table:
@@ -142,7 +176,7 @@ def _open_text(path: Path, columns: Columns | None) -> Table:
             new_columns=named,
         )
         names = lazy.collect_schema().names()
-    except (PolarsError, OSError) as error:
+    except FAILURES as error:
         raise DataError(f"{path} cannot be read as text: {_first_line(error)}.") from None
     first_row_is_data = header and sum(_is_number(name) for name in names) >= 3
     if first_row_is_data:

@@ -19,6 +19,7 @@ from tailguard.errors import ConfigError
 from tailguard.population.tasks import Outcome, Task
 
 LONGEST_SLEEP_S = 0.5
+MOST_WORKERS = 1024
 
 
 @dataclass
@@ -93,6 +94,8 @@ class LocalExecutor:
     def __init__(self, n_workers: int, hang_timeout_s: float, log_folder: str | Path) -> None:
         if n_workers < 1:
             raise ConfigError(f"{n_workers} workers cannot work. Use --workers 1 or more.")
+        if n_workers > MOST_WORKERS:
+            raise ConfigError(f"{n_workers} workers are more than {MOST_WORKERS}. Use about one per core.")
         self.n_workers, self.hang_timeout_s = n_workers, hang_timeout_s
         self.log_folder = Path(log_folder)
         self.log_folder.mkdir(parents=True, exist_ok=True)

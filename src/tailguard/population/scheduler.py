@@ -14,7 +14,15 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from tailguard.configuration import Config, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from tailguard.configuration import (
+    Config,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Several,
+)
 from tailguard.errors import ConfigError, InertSetting
 from tailguard.population.member import Ancestor, PopulationMember
 from tailguard.population.space import HyperparamConfig, Value, explore_all, sample_all
@@ -27,7 +35,7 @@ Purpose = int
 class PBTConfig(Config):
     """How a population is judged and who learns from whom (docs/population.md)."""
 
-    population_size: PositiveInt = 4
+    population_size: Several = 4
     """Members that train side by side."""
     hyperparams: tuple[HyperparamConfig, ...]
     """The settings that members vary."""

@@ -9,7 +9,16 @@ import numpy as np
 from pydantic import Field, field_serializer, field_validator, model_validator
 
 from tailguard.adversary import AdversaryConfig
-from tailguard.configuration import Config, Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
+from tailguard.configuration import (
+    Config,
+    Fraction,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Several,
+    Threads,
+    UnitInterval,
+)
 from tailguard.errors import ConfigError, InertSetting
 from tailguard.normalization import ReturnScaleConfig
 from tailguard.optim import VGSConfig
@@ -31,7 +40,7 @@ class PPOConfig(Config):
     """Samples per backward pass, when a batch is too large for memory; gradients are those of the whole batch."""
     sequence_length: PositiveInt = 32
     """Steps per training sequence: how far gradients flow back in time. The default is cut to shorter rollouts."""
-    n_epochs: PositiveInt = 8
+    n_epochs: Several = 8
     """Passes over each rollout."""
     gamma: Fraction = 0.99
     """Discount per step."""
@@ -76,12 +85,12 @@ class PPOConfig(Config):
     """Share of sequences that never enter a gradient and on which explained variance is measured."""
     max_skipped_steps: PositiveInt = 10
     """Non-finite steps in a row after which training stops with an error."""
-    update_threads: PositiveInt | None = None
+    update_threads: Threads | None = None
     """Threads that share an update, at most two for the actor and two per critic; None tries one and one per core at
     the start and keeps the faster. Results do not depend on it."""
     env_timeout: PositiveFloat = 60.0
     """Seconds without an answer after which the worker process of an environment is given up (SubprocVecEnv)."""
-    torch_threads: PositiveInt | None = 1
+    torch_threads: Threads | None = 1
     """Threads of torch during training; more than one rarely pays for small networks. None leaves torch alone."""
 
     @field_validator("optimizer_kwargs", mode="before")

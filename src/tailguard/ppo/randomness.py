@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tailguard.errors import StateError
+from tailguard.errors import ConfigError, StateError
 from tailguard.stateful import require_keys
 
 
@@ -16,6 +16,10 @@ class Randomness:
     """Independent generators for actions, minibatches, critic targets, an optimizer's noise and an adversary."""
 
     def __init__(self, seed: int | None) -> None:
+        if seed is not None and not 0 <= int(seed) < 2**32:
+            raise ConfigError(
+                f"seed={seed}: numpy's global generator takes seeds from 0 to {2**32 - 1}. Use one of them."
+            )
         self.root = int(np.random.SeedSequence().entropy) % 2**31 if seed is None else int(seed)  # type: ignore[arg-type]
         actions, batches, targets, noise, adversary = np.random.SeedSequence(self.root).spawn(5)
         self.actions = torch_generator(actions)
@@ -34,8 +38,8 @@ class Randomness:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         require_keys(self, state)
-        if int(state["root"]) < 0:
-            raise StateError(f"The seed is {state['root']}: seeds are never negative.")
+        if not 0 <= int(state["root"]) < 2**32:
+            raise StateError(f"The seed is {state['root']}: seeds are from 0 to {2**32 - 1}.")
         self.root = int(state["root"])
         self.actions.set_state(state["actions"])
         self.batches.bit_generator.state = state["batches"]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tailguard.adversary.interval import Lies, action_change_bound, has_bounds
-from tailguard.configuration import Config, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
+from tailguard.configuration import Config, Fraction, NonNegativeFloat, PositiveInt, Seed, Several
 from tailguard.errors import ConfigError
 from tailguard.evaluation.attack_record import FORMAT, AttackRecord, Bound, Curve, Point
 from tailguard.ppo import DistributionalPPO
@@ -40,9 +40,9 @@ class AttackConfig(Config):
     """Sizes of attacks on observations, in units of what the policy sees."""
     bps: tuple[NonNegativeFloat, ...] = (1.0, 5.0, 20.0)
     """Sizes of attacks on prices."""
-    seeds: PositiveInt = 3
+    seeds: Several = 3
     """Draws of episodes, each attacked by itself."""
-    first_seed: NonNegativeInt = 0
+    first_seed: Seed = 0
     episodes: PositiveInt = 32
     """Per attack, size and seed."""
     alpha: Fraction = 0.05

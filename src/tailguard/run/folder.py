@@ -22,12 +22,14 @@ from typing import Any
 
 from tailguard.checkpoint import write_file
 from tailguard.errors import ConfigError, RunError
+from tailguard.files import refuse_unusable_path
 
 STEP = re.compile(r"step-([0-9]{1,18})")
 
 
 def run_path(name: str | Path) -> Path:
     """A run's folder: a name lives in `runs/`, a path is taken as it is."""
+    refuse_unusable_path(name, what="The name of a run")
     place = Path(name)
     return place if place.is_absolute() or len(place.parts) != 1 or place.parts[0] in (".", "..") else "runs" / place
 
