@@ -129,7 +129,7 @@ def test_what_is_not_finite_is_not_saved_and_what_was_saved_stays(tmp_path: Path
     agent.save(tmp_path / "agent")
     with torch.no_grad():
         agent.policy.critic_list[0].head.last_layer.weight[0, 0] = float("nan")
-    with pytest.raises(StateError, match=r"not saved: policy/critics.0.head.output.weight holds nan"):
+    with pytest.raises(TrainingDivergedError, match=r"not saved: policy/critics.0.head.output.weight holds nan"):
         agent.save(tmp_path / "agent")
     DistributionalPPO.load(tmp_path / "agent")
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tailguard.checkpoint import physical_memory
-from tailguard.errors import CheckpointError, ConfigError, StateError
+from tailguard.errors import CheckpointError, ConfigError, StateError, TrainingDivergedError
 from tailguard.optim import VarianceGradientScaler
 from tailguard.policy import PolicyConfig, RecurrentPolicy
 from tailguard.ppo.config import PPOConfig
@@ -118,7 +118,7 @@ def refuse_to_write_unsound(states: Mapping[str, Any]) -> None:
     """What could not be loaded again is not written."""
     for name, state in states.items():
         for problem in unsound(state, name):
-            raise StateError(
+            raise TrainingDivergedError(
                 f"The agent is not saved: {problem}. What was saved before is untouched: go on from there, with a "
                 "lower learning rate or smaller rewards."
             )
