@@ -8,7 +8,8 @@ N environments, A assets. Time goes from close[t] to close[t+1]:
 4. carry     funding and borrow, on the position as marked at close[t+1];
 5. mark      equity = cash + units * close[t+1].
 
-A bar that is missing fills nothing: the position stays and is marked at the last known price.
+A bar that is missing fills nothing, nor does one whose open lies in a no-trade window: the position stays, and is
+marked at the last known price.
 
 This module is the definition. `kernel.py` computes the same in machine code, and a test holds the two together bit
 for bit, so sums over assets run from the first to the last here too.
@@ -23,6 +24,7 @@ import numpy.typing as npt
 
 from tailguard.configuration import Config, Fraction, PositiveFloat, UnitInterval
 from tailguard.env.costs import CostRates
+from tailguard.env.no_trade import NoTradeWindow
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -39,6 +41,9 @@ class AccountRules(Config):
     """Largest sum of absolute target weights; a larger target is scaled down as a whole."""
     no_trade_band: UnitInterval = 0.0
     """An asset whose weight is within this distance of its target is not traded."""
+    no_trade_windows: tuple[NoTradeWindow, ...] = ()
+    """Times in UTC at which no order is sent: "21:55-22:10" of every day, "Fri 20:00-Sun 23:00" of every week. An order
+    that would fill at an open inside one lapses and positions stay; such steps are not learned from."""
     ruin_fraction: Fraction = 0.1
     """The episode ends, as a termination, when equity falls to this part of its start."""
 

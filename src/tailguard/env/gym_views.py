@@ -74,6 +74,7 @@ class TradingVectorEnv(VectorEnv[Observation, npt.NDArray[np.float32], npt.NDArr
         info: Info = {
             name: np.array([one[name] for one in infos], dtype=np.float64) for name in ("equity", "costs", "turnover")
         }
+        info["valid"] = np.array([one.get("valid", True) for one in infos], dtype=np.bool_)
         truncated = np.array([one.get("TimeLimit.truncated", False) for one in infos], dtype=np.bool_)
         if dones.any():
             last = np.full(self.num_envs, None, dtype=object)

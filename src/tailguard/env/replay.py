@@ -116,7 +116,7 @@ def follow(
             f"targets of shape {wanted.shape} from bar {first} do not fit {len(bars)} bars of {len(bars.symbols)} "
             f"symbols: the last decision needs one more bar to be filled."
         )
-    tape, limits = tape_of(bars, costs), limits_of(account)
+    tape, limits = tape_of(bars, costs, account.no_trade_windows), limits_of(account)
     if orders is not None:
         sent = np.zeros(len(bars), dtype=np.bool_)
         sent[first + 1 : first + 1 + n_steps] = orders

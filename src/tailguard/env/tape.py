@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 
 from tailguard.env.accounting import Prices
 from tailguard.env.costs import Costs, impact_inputs
+from tailguard.env.no_trade import inside
 from tailguard.market import Bars
 
 Array = npt.NDArray[np.float64]
@@ -19,7 +21,7 @@ class Tape(NamedTuple):
 
     open: Array
     mark: Array  # the close, or the last known one
-    fillable: npt.NDArray[np.bool_]  # the bar exists, and a price was known one bar earlier to size the order
+    fillable: npt.NDArray[np.bool_]  # the bar exists, opens outside no-trade windows, and a price was known before it
     sigma: Array
     bar_value: Array
 
@@ -30,7 +32,7 @@ class Tape(NamedTuple):
         )
 
 
-def tape_of(bars: Bars, costs: Costs) -> Tape:
+def tape_of(bars: Bars, costs: Costs, no_trade_windows: Sequence[str] = ()) -> Tape:
     """Marks carry the last known close forward; before the first bar of an asset the mark is 1 and nothing fills."""
     known = np.maximum.accumulate(np.where(bars.tradable, np.arange(len(bars))[:, None], -1), axis=0)
     mark = np.take_along_axis(bars.close, np.maximum(known, 0), axis=0)
@@ -39,4 +41,6 @@ def tape_of(bars: Bars, costs: Costs) -> Tape:
     fillable[1:] = bars.tradable[1:] & (known[:-1] >= 0)
     open_ = np.where(bars.tradable, bars.open, mark)
     sigma, bar_value = impact_inputs(bars, mark, fillable, costs)
+    if no_trade_windows:
+        fillable[inside(bars.ts, no_trade_windows)] = False
     return Tape(*(np.ascontiguousarray(x) for x in (open_, mark, fillable, sigma, bar_value)))

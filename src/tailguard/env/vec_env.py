@@ -61,9 +61,10 @@ class TradingVecEnv(VecEnv):
     starts:        (n_envs,) bars at which every episode of each environment starts, instead of drawing them
     seed:          environment n draws its starts from seed + n, so it starts as it would alone
 
-    `step` gives per environment an info with `equity`, `costs` and `turnover` of the step, and at an episode's end
-    `terminal_observation`, `TimeLimit.truncated` and `episode` {r, l, t}. The same as arrays: `equity`, `costs`,
-    `fees`, `turnover` (N,), `weights` (N, A), `rewards` (N,) in full precision.
+    `step` gives per environment an info with `equity`, `costs` and `turnover` of the step, `valid=False` where no order
+    could be filled in it (no-trade windows, no asset with a bar), so that the action is not learned from, and at an
+    episode's end `terminal_observation`, `TimeLimit.truncated` and `episode` {r, l, t}. The same as arrays: `equity`,
+    `costs`, `fees`, `turnover` (N,), `weights` (N, A), `rewards` (N,) in full precision.
     """
 
     render_mode: str | None = None
@@ -88,7 +89,9 @@ class TradingVecEnv(VecEnv):
         self.feature_names = tuple(feature_names or (f"feature{i}" for i in range(np.shape(features)[2])))
         if len(self.feature_names) != np.shape(features)[2]:
             raise ConfigError(f"{len(self.feature_names)} names for {np.shape(features)[2]} features.")
-        self._tape = tape_of(bars, self.config.costs)
+        self._tape = tape_of(bars, self.config.costs, self.config.account.no_trade_windows)
+        self._no_fill: npt.NDArray[np.bool_] = ~np.any(self._tape.fillable, axis=1, keepdims=True)[:, 0]  # (T,)
+        self._some_no_fill = bool(self._no_fill[1:].any())
         self._limits = limits_of(self.config.account)
         self._cash = float(self.config.account.initial_cash)
         self.first, self.length, self._n_starts = episode_plan(window or (0, len(bars)), look_back, self.config)
@@ -246,6 +249,9 @@ class TradingVecEnv(VecEnv):
             {"equity": worth, "costs": costs, "turnover": turnover}
             for worth, costs, turnover in zip(*self._out[:3].tolist(), strict=True)
         ]
+        if self._some_no_fill:
+            for i in np.flatnonzero(self._no_fill[self._left + 1]).tolist():
+                infos[i]["valid"] = False
         if n_ended:
             observation = self._finish(ended[1], ended[0], observation, infos)
         return observation, rewards, ended[1], infos

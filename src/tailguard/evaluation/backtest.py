@@ -198,7 +198,7 @@ def buy_and_hold(bars: Bars, first: int, n_steps: int, *, costs: Costs, account:
     targets[0, listed] = 1.0 / max(int(listed.sum()), 1)
     orders = np.zeros(n_steps, dtype=np.bool_)
     orders[0] = True
-    rules = account.replace(gross_cap=1.0, no_trade_band=0.0, long_only=True)
+    rules = account.replace(gross_cap=1.0, no_trade_band=0.0, no_trade_windows=(), long_only=True)
     return follow_targets(bars, targets, first, costs=costs, account=rules, orders=orders)
 
 
