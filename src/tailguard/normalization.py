@@ -71,7 +71,7 @@ class ReturnScale:
 
         It is a starting point, not a statistic: nothing is counted, and `update` moves on from it.
         """
-        if self.config.enabled and self.count == 0:
+        if self.config.enabled and self.count == 0 and returns.size:
             self.snapshot = Affine(float(returns.mean()), max(float(returns.std()), self.config.min_std))
 
     def update(self, returns: Floats) -> tuple[Affine, Affine]:

@@ -110,7 +110,7 @@ ALERTS: tuple[Alert, ...] = (
         "warn/ev_reserve_all_masked",
         metrics.RESERVE_ALL_MASKED,
         above(0.0),
-        "The sequences set aside for explained variance held no valid sample, so it was not measured.",
+        "The sequences set aside for explained variance held fewer than two valid samples: it was not measured.",
         "Raise ev_reserve or n_steps, or mask fewer samples.",
     ),
     Alert(
@@ -118,7 +118,7 @@ ALERTS: tuple[Alert, ...] = (
         metrics.EMPTY_EPOCHS,
         above(0.0),
         "An epoch held no valid sample: no step was taken.",
-        "Check which samples the environment marks as invalid.",
+        'Check which steps the environment marks with info["valid"] = False; no_trade_windows of an account do.',
     ),
     Alert(
         "warn/nonfinite_steps",

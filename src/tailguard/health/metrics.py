@@ -47,7 +47,9 @@ RETURN_STD = Metric("train/return_scale_std", "Std of the returns, the critics' 
 STD = Metric("train/std", "Mean spread of a Gaussian policy, in units where the bounds are -1 and 1.")
 SKIPPED_STEPS = Metric("train/skipped_steps", "Optimizer steps skipped because loss or gradient was not finite.")
 EMPTY_EPOCHS = Metric("train/empty_epochs", "Epochs in which no batch held a valid sample.")
-RESERVE_ALL_MASKED = Metric("train/ev_reserve_all_masked", "Updates whose reserve held no valid sample, so far.")
+RESERVE_ALL_MASKED = Metric(
+    "train/ev_reserve_all_masked", "Updates whose reserve held fewer than two valid samples, so far."
+)
 MEAN_DRIFT = Metric("debug/vecnormalize_mean_drift", "Largest move of an observation's mean, in units of its old std.")
 STD_DRIFT = Metric("debug/vecnormalize_std_drift", "Largest relative move of an observation's std.")
 QUANTILE_CROSSING = Metric("train/quantile_crossing", "Share of neighbouring quantiles in the wrong order.")

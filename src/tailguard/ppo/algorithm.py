@@ -216,7 +216,8 @@ class DistributionalPPO(BundledAlgorithm):
             )
         if raw is None:
             return False
-        self.return_scale.calibrate(rewards_to_go(rollout_buffer.rewards, rollout_buffer.dones, self.config.gamma))
+        to_go = rewards_to_go(rollout_buffer.rewards, rollout_buffer.dones, self.config.gamma)
+        self.return_scale.calibrate(to_go[rollout_buffer.valid])
         judges.speak(self.return_scale.snapshot)
         estimate_advantages(rollout_buffer, self.config.gamma, self.config.gae_lambda)
         self.risk.judge(self.policy, rollout_buffer, live)
@@ -294,6 +295,7 @@ class DistributionalPPO(BundledAlgorithm):
             config.gae_lambda,
             config.critic.levels,
             self.randomness.targets,
+            buffer.valid,
         )
         advantages, figures = self.hindsight.relieve(buffer, self.risk.advantages(buffer, target))
         self.meter.add(figures)
@@ -333,7 +335,7 @@ class DistributionalPPO(BundledAlgorithm):
         ev = explained_variance(self.policy, reserved, scale)
         if ev is not None:
             self.meter.add({metrics.EXPLAINED_VARIANCE: ev})
-        elif reserved.n_sequences:
+        elif reserved.n_sequences and int(reserved.valid.sum()) < 2:
             self.n_reserve_all_masked += 1
             self.meter.add({metrics.RESERVE_ALL_MASKED: float(self.n_reserve_all_masked)})
         entropy, kl = self.meter.mean(metrics.ENTROPY), self.meter.mean(metrics.KL)

@@ -51,8 +51,11 @@ class WorldHindsight(Hindsight):
         parts = [buffer.modes.astype(np.float64).clip(-1.0, 1.0)]
         if len(buffer.period):
             parts.append(buffer.period.clip(-FARTHEST, FARTHEST))
-        relieved = advantages - hindsight_baseline(advantages, np.concatenate(parts, -1), moves)
-        explained = 1.0 - float(relieved.var() / max(advantages.var(), 1e-300))
+        valid = buffer.valid
+        relieved = advantages - hindsight_baseline(advantages, np.concatenate(parts, -1), moves, valid)
+        if not valid.any():
+            return relieved, {}
+        explained = 1.0 - float(relieved[valid].var() / max(advantages[valid].var(), 1e-300))
         return relieved, {metrics.HINDSIGHT: explained}
 
 

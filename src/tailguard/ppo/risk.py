@@ -20,7 +20,7 @@ from tailguard.losses.risk import cell_masses, cvar_weights, empirical_cvar, int
 from tailguard.normalization import Affine, ReturnScale
 from tailguard.policy import CriticConfig, RecurrentPolicy
 from tailguard.rollout import RolloutBuffer
-from tailguard.rollout.advantages import advantages
+from tailguard.rollout.advantages import advantages, through_invalid
 from tailguard.rollout.collect import Live
 from tailguard.rollout.periods import Periods, risk_rewards, walk_periods
 from tailguard.rollout.targets import rewards_to_go
@@ -212,15 +212,19 @@ class EpisodeRisk(Risk):
             return
         stream = risk_rewards(buffer.rewards, periods.so_far[:-1], self.threshold, self.config.alpha)
         over = periods.ended | periods.cut
-        self.scale.calibrate(rewards_to_go(stream, over, 1.0))
+        self.scale.calibrate(rewards_to_go(stream, over, 1.0)[buffer.valid])
         period = self.period_features(periods.so_far, periods.elapsed)
         values = self.values(policy, buffer, period)
         successors = np.where(periods.ended, 0.0, values[1:])
         if periods.cut.any():
             successors[periods.cut] = self.values_at_cuts(policy, buffer, periods)
         buffer.period = period[:-1]
-        buffer.risk_advantages = advantages(stream, values, successors, over, 1.0, self.config.gae_lambda)
-        learned = advantages(stream, values, successors, over, 1.0, max(self.config.gae_lambda, VALUE_LAMBDA))
+        lam, value_lam = (
+            through_invalid(decay, buffer.valid)
+            for decay in (self.config.gae_lambda, max(self.config.gae_lambda, VALUE_LAMBDA))
+        )
+        buffer.risk_advantages = advantages(stream, values, successors, over, 1.0, lam)
+        learned = advantages(stream, values, successors, over, 1.0, value_lam)
         buffer.risk_returns = learned + values[:-1]
 
     def period_features(self, so_far: Floats, elapsed: Floats) -> Floats:

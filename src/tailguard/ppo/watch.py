@@ -48,9 +48,13 @@ def explained_variance(policy: RecurrentPolicy, reserved: SequenceBatch, scale: 
 
 
 def rollout_figures(policy: RecurrentPolicy, buffer: RolloutBuffer, scale: Affine) -> Mapping[Metric, float]:
-    """What the buffer says about critics and policy."""
+    """What the buffer says about critics and policy, on valid samples; on all of them where none is."""
     figures = {}
-    quantiles = buffer.quantiles[:, watched_steps(buffer)]  # (C, S, N, Q)
+    steps = watched_steps(buffer)
+    quantiles, actions = buffer.quantiles[:, steps], buffer.actions  # (C, S, N, Q), (T, N, A)
+    if not buffer.valid.all() and buffer.valid[steps].any():
+        quantiles, actions = quantiles[:, buffer.valid[steps]], actions[buffer.valid]
+    of_samples = tuple(range(actions.ndim - 1))
     if quantiles.shape[-1] > 1:
         figures[metrics.QUANTILE_CROSSING] = float((np.diff(quantiles, axis=-1) < 0).mean())
     if len(quantiles) == 2:
@@ -58,11 +62,11 @@ def rollout_figures(policy: RecurrentPolicy, buffer: RolloutBuffer, scale: Affin
         figures[metrics.TWIN_GAP] = float(np.abs(means[0] - means[1]).mean()) / scale.std
     if isinstance(policy.action_head, GaussianHead):
         figures[metrics.STD] = float(policy.action_head.log_std.detach().exp().mean())
-        sent = np.tanh(buffer.actions) if policy.action_head.bounds == "squash" else buffer.actions.clip(-1.0, 1.0)
+        sent = np.tanh(actions) if policy.action_head.bounds == "squash" else actions.clip(-1.0, 1.0)
         figures[metrics.ACTION_SATURATION] = float((np.abs(sent) >= 0.999).all(-1).mean())
-        figures[metrics.ACTION_SPREAD] = float(sent.std((0, 1)).max())
+        figures[metrics.ACTION_SPREAD] = float(sent.std(of_samples).max())
     else:
-        figures[metrics.ACTION_SPREAD] = float(buffer.actions.std((0, 1)).max())
+        figures[metrics.ACTION_SPREAD] = float(actions.std(of_samples).max())
     return figures
 
 

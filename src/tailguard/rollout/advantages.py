@@ -23,10 +23,28 @@ def successor_values(values: Floats, terminal_values: Floats, terminated: Bools,
     return np.where(truncated, terminal_values, np.where(terminated, 0.0, values[1:]))
 
 
-def advantages(rewards: Floats, values: Floats, successors: Floats, dones: Bools, gamma: float, lam: float) -> Floats:
+def through_invalid(lam: float, valid: Bools) -> float | Floats:
+    """Decay of the trace after each step: `lam`, but 1 where the next step is invalid.
+
+    valid:   (T, N)
+    returns: (T, N), or `lam` itself where every step is valid
+
+    No critic learns the value of an invalid step, so nothing may be bootstrapped from it: at a decay of 1 that value
+    cancels, and the advantage of the step before looks through to the next valid one.
+    """
+    if valid.all():
+        return lam
+    decay = np.full(valid.shape, lam)
+    decay[:-1][~valid[1:]] = 1.0
+    return decay
+
+
+def advantages(
+    rewards: Floats, values: Floats, successors: Floats, dones: Bools, gamma: float, lam: float | Floats
+) -> Floats:
     """GAE (docs/algorithm.md, eq. 14); the trace is cut at every episode end, of either kind.
 
-    rewards, successors, dones: (T, N);  values: (T + 1, N)
+    rewards, successors, dones: (T, N);  values: (T + 1, N);  lam: one decay, or (T, N) of `through_invalid`
     returns: (T, N)
     """
     errors = rewards + gamma * successors - values[:-1]

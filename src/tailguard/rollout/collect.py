@@ -17,7 +17,7 @@ from tailguard.errors import EnvContractError
 from tailguard.loops import ALONE, Crew, call_all
 from tailguard.normalization import Affine, ObservationStatistics
 from tailguard.policy import RecurrentPolicy, State
-from tailguard.rollout.advantages import advantages, successor_values
+from tailguard.rollout.advantages import advantages, successor_values, through_invalid
 from tailguard.rollout.buffer import Floats, RolloutBuffer, all_finite, require_finite
 from tailguard.rollout.opinions import Opinion, listener
 
@@ -72,6 +72,7 @@ def collect_steps(
         dones = check_step(new_obs if raw is None else raw, rewards, dones, buffer)
         t = buffer.add(obs, action, live.starts, rewards)
         note_episode_ends(buffer, t, dones, infos)
+        mark_invalid(buffer, t, infos)
         if raw is not None:
             raw_observations.append(raw)
         live.observations, live.starts, live.actor_state = np.asarray(new_obs), dones, state
@@ -129,6 +130,19 @@ def note_episode_ends(buffer: RolloutBuffer, t: int, dones: NDArray[np.bool_], i
             raise EnvContractError(f"terminal_observation of environment {n} at step {t} of the rollout is not finite.")
         buffer.truncated[t, n] = True
         buffer.terminal_observations[t, int(n)] = np.asarray(last, np.float32).reshape(-1)
+
+
+def mark_invalid(buffer: RolloutBuffer, t: int, infos: list[dict[str, Any]]) -> None:
+    """Take the samples of step t out of the update where an environment's info says `valid=False`."""
+    for n, info in enumerate(infos):
+        if "valid" in info:
+            valid = info["valid"]
+            if not isinstance(valid, bool | np.bool_):
+                raise EnvContractError(
+                    f'info["valid"] of environment {n} at step {t} of the rollout is {valid!r}; expected True or '
+                    "False: whether the step may be learned from. Return a bool, or leave the key out."
+                )
+            buffer.valid[t, n] = valid
 
 
 class Judges:
@@ -213,6 +227,7 @@ def estimate_advantages(buffer: RolloutBuffer, gamma: float, lam: float) -> None
     require_finite("value", buffer.values, "The critic diverged: lower the learning rate or load the last checkpoint.")
     require_finite("bootstrap value", buffer.terminal_values, "The critic diverged on a terminal observation.")
     successors = successor_values(buffer.values, buffer.terminal_values, buffer.terminated, buffer.truncated)
-    buffer.advantages = advantages(buffer.rewards, buffer.values, successors, buffer.dones, gamma, lam)
+    trace = through_invalid(lam, buffer.valid)
+    buffer.advantages = advantages(buffer.rewards, buffer.values, successors, buffer.dones, gamma, trace)
     require_finite("advantage", buffer.advantages, "Rewards are too large to be summed: scale them down.")
     buffer.returns = buffer.advantages + buffer.values[:-1]

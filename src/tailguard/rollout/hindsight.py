@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.floating[Any]]
+Bools = NDArray[np.bool_]
 
 QUIET = 4.0
 """Moves within this many standard deviations and what goes beyond it have a slope each: a jump is not a large step."""
@@ -15,24 +16,27 @@ RIDGE = 3e-3
 """Pull towards zero, per sample and in units of each regressor's own size: jumps are few, their slopes are many."""
 
 
-def hindsight_baseline(advantages: Floats, place: Floats, moves: Floats) -> Floats:
+def hindsight_baseline(advantages: Floats, place: Floats, moves: Floats, valid: Bools | None = None) -> Floats:
     """(T, N) what a regression expects of each advantage, given where the step stood and how the world moved in it.
 
     advantages: (T, N)
     place:      (T, N, U) known before the step: the action meant, where a risk period stands
     moves:      (T, N, E) what the world did during the step, whatever the action was
+    valid:      (T, N) samples that are fitted; None: all
 
     An action's noise is independent of both, so subtracting this moves no policy gradient, only its noise. Each half of
     the environments is judged by the fit of the other: no sample has a say in its own baseline.
     """
     regressors = crossed(quadratic(place), by_size(moves))
     baseline = np.zeros(advantages.shape)
+    counted = np.ones(advantages.shape, np.bool_) if valid is None else valid
     half = np.arange(advantages.shape[1]) % 2 == 0
     for fitted in (half, ~half):
-        if fitted.any() and not fitted.all():
-            slopes = ridge_slopes(regressors[:, fitted], advantages[:, fitted])
+        samples = counted & fitted
+        if samples.any() and not fitted.all():
+            slopes = ridge_slopes(regressors[samples], advantages[samples])
             baseline[:, ~fitted] = regressors[:, ~fitted] @ slopes
-    return baseline * share_of(advantages, baseline)
+    return baseline * share_of(advantages[counted], baseline[counted])
 
 
 def quadratic(place: Floats) -> Floats:
@@ -69,5 +73,5 @@ def ridge_slopes(regressors: Floats, target: Floats) -> Floats:
 
 def share_of(advantages: Floats, baseline: Floats) -> float:
     """How much of the baseline to subtract, in [0, 1]: none of one that explains nothing."""
-    variance = float(np.square(baseline).mean())
+    variance = float(np.square(baseline).mean()) if baseline.size else 0.0
     return float(np.clip((advantages * baseline).mean() / variance, 0.0, 1.0)) if variance > 0.0 else 0.0

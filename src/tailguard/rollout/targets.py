@@ -25,6 +25,7 @@ def return_law_samples(
     lam: float,
     levels: Sequence[float],
     rng: np.random.Generator,
+    valid: Bools | None = None,
 ) -> Floats:
     """For each step one horizon k ~ Geometric(1 - lam), cut at episode or rollout end (docs/algorithm.md, eq. 6):
 
@@ -34,6 +35,7 @@ def return_law_samples(
 
     rewards, dones: (T, N);  law: (T + 1, N, Q) quantiles at `levels`, the last row after the rollout
     terminal_law:   (Q,) at the terminal observation of each truncated (step, env)
+    valid:          (T, N); no critic learns the law of an invalid step, so a sum stops at the next valid one instead
     returns:        (T, N, Q) samples at stratified random levels
     """
     n_steps, n_envs = rewards.shape
@@ -41,6 +43,8 @@ def return_law_samples(
     horizon = draw_horizons(rewards.shape, lam, rng)
     stop = np.minimum(np.arange(n_steps)[:, None] + horizon, ends)  # (T, N), first step that is not summed
     env = np.broadcast_to(np.arange(n_envs), rewards.shape)
+    if valid is not None and not valid.all():
+        stop = np.minimum(next_valid(valid)[stop, env], ends)
     ended = dones[stop - 1, env]  # the sum ran into an episode's end
     discount = gamma ** (stop - np.arange(n_steps)[:, None])
     to_go = np.concatenate([rewards_to_go(rewards, dones, gamma), np.zeros((1, n_envs))])
@@ -89,6 +93,14 @@ def episode_ends(dones: Bools) -> Ints:
     n_steps = len(dones)
     ends = np.where(dones, np.arange(1, n_steps + 1)[:, None], n_steps)
     return np.minimum.accumulate(ends[::-1])[::-1]
+
+
+def next_valid(valid: Bools) -> Ints:
+    """(T + 1, N) the first valid step from each step on, T where none is left."""
+    n_steps, n_envs = valid.shape
+    steps = np.where(valid, np.arange(n_steps)[:, None], n_steps)
+    last = np.full((1, n_envs), n_steps)
+    return np.minimum.accumulate(np.concatenate([steps, last])[::-1])[::-1]
 
 
 def draw_horizons(shape: tuple[int, ...], lam: float, rng: np.random.Generator) -> Ints:
