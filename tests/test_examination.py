@@ -11,12 +11,12 @@ from shutil import copytree
 import numpy as np
 import polars as pl
 import pytest
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 
 from tailguard import DistributionalPPO
 from tailguard.cli.evaluate import evaluate_run, introduce, report_run
 from tailguard.cli.train import start
-from tailguard.env import TradingVecEnv
+from tailguard.env import TradingVecEnv, limits_of, requested_weights
 from tailguard.errors import ConfigError, DataError
 from tailguard.evaluation import assessment as assessments
 from tailguard.evaluation import backtest, ledger
@@ -27,6 +27,7 @@ from tailguard.market import load_bars
 from tailguard.market.features import FeatureScaler, FeatureSet
 from tailguard.presets import preset
 from tailguard.run import RunFolder
+from tests.evaluation.test_weights import rates, replayed
 from tests.market.market_data import random_bars
 
 TINY = [
@@ -34,6 +35,8 @@ TINY = [
     *("policy_kwargs.net_arch.pi=[8]", "policy_kwargs.net_arch.vf=[8]", "data.features=[return_1, return_4]"),
     *("data.warm_up=8", "steps=128"),
 ]
+NARROW = ["data.account.gross_cap=0.008", "data.account.no_trade_band=0.0005"]
+"""A cap and a band that bind although an agent of so few steps hardly dares to act."""
 
 
 def write(path: Path, n: int = 700, symbols: tuple[str, ...] = ("AAA", "BBB"), seed: int = 0) -> Path:
@@ -75,9 +78,8 @@ def test_training_on_a_file_ends_in_a_report_a_trial_and_an_evaluation(first):
     (trial,) = ledger.read(folder.path)
     assert (trial.split, trial.run, trial.seed, trial.step) == ("test", "first", 0, 128)
     table = pl.read_parquet(folder.path / "evaluation" / "test.parquet")
-    assert {"decided", "ts", "return", "weight:AAA", "target:BBB", "hold_return", "return:one bar late"} <= set(
-        table.columns
-    )
+    named = {"decided_at", "fill_at", "return", "weight:AAA", "requested:BBB", "hold_return", "return:one bar late"}
+    assert named <= set(table.columns)
     assert json.loads((folder.path / "manifest.json").read_text())["data"]["bars"] == trial.data
     assert table.height == trial.n_bars
 
@@ -96,37 +98,50 @@ def test_every_look_is_a_row_and_different_results_are_different_trials(here, fi
     assert found.overfitting is not None  # three results on the same bars can be compared
 
 
-def test_weights_are_decisions_that_another_backtester_can_follow(tmp_path, first, capsys):
-    folder = first
-    evaluate_run("first", [], "test", tmp_path / "w.parquet")
-    weights = pl.read_parquet(tmp_path / "w.parquet")
-    assert weights.columns == ["ts", "AAA", "BBB"]
-    bars = load_bars(tmp_path / "bars.csv")
-    decided = assessments.stamps_of(weights["ts"])
-    first = int(np.searchsorted(bars.ts + bars.step, decided[0]))
-    assert_array_equal(bars.ts[first : first + len(decided)] + bars.step, decided)
-    data = load_experiment(folder.config_file).data
-    again = follow_targets(bars, weights.select("AAA", "BBB").to_numpy(), first, costs=data.costs, account=data.account)
-    assert_array_equal(again.returns, pl.read_parquet(folder.path / "evaluation/test.parquet")["return"].to_numpy())
-    capsys.readouterr()
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_weights_are_what_another_backtester_can_follow_to_the_same_equity(kind, here, monkeypatch, capsys):
+    """A band, a cap and costs that need no market impact; nothing but the exported file and the bars is read."""
+    start(None, {"data": {"files": ["bars.csv"]}}, [*TINY, *NARROW, "data.costs.impact=0"], "capped", "quiet", False)
+    file = here / f"w.{kind}"
+    evaluate_run("capped", [], "test", file)
+    assert "`fill_at`" in capsys.readouterr().out
+    weights = pl.read_parquet(file) if kind == "parquet" else pl.read_csv(file, try_parse_dates=True)
+    assert weights.columns == ["decided_at", "fill_at", "symbol", "weight"]
+    table = pl.read_parquet(here / "runs/capped/evaluation/test.parquet")
+    bars = load_bars(here / "bars.csv")
+    frame = bars.frame.with_columns(pl.col("ts").cast(weights["fill_at"].dtype))
+    found = replayed(weights, frame, *rates(bars, load_experiment("runs/capped/config.yaml").data.costs))
+    assert_allclose(found, np.cumprod(1 + table["return"].to_numpy()), rtol=1e-9)
+    assert (table["turnover"] > 0).sum() > 10
+    decided = assessments.stamps_of(weights["decided_at"])
+    at = int(np.searchsorted(bars.ts + bars.step, decided[0]))
+    assert_array_equal(bars.ts[at : at + len(decided) // 2] + bars.step, decided[::2])
+
+
+def test_an_evaluation_is_printed_for_programs_and_its_files_are_checked_first(tmp_path, first, capsys):
     evaluate_run("first", [], "test", None, as_json=True)
     said = json.loads(capsys.readouterr().out)
     assert said["verdict"]["n_trials"] == 1
     assert said["report"].endswith("report.html")
     with pytest.raises(ConfigError, match=r"\.parquet or a \.csv"):
         evaluate_run("first", [], "test", tmp_path / "w.xlsx")
+    looks = len(ledger.read(first.path))
+    with pytest.raises(ConfigError, match="there is no folder"):
+        evaluate_run("first", [], "test", tmp_path / "nowhere" / "w.csv")
+    assert len(ledger.read(first.path)) == looks
 
 
-def test_one_bar_at_a_time_gives_the_decisions_of_the_backtest_bit_for_bit(tmp_path, first):
+def test_one_bar_at_a_time_gives_the_decisions_of_the_backtest_bit_for_bit(here):
     """Shadow mode: features from the last few bars, the scaler of the training, the weight a broker reports."""
-    folder = first
+    tmp_path, folder = here, RunFolder(here / "runs" / "capped")
+    start(None, {"data": {"files": ["bars.csv"]}}, [*TINY, *NARROW], "capped", "quiet", False)
     table = pl.read_parquet(folder.path / "evaluation/test.parquet")
     bars, data = load_bars(tmp_path / "bars.csv"), load_experiment(folder.config_file).data
     agent, features = DistributionalPPO.load(folder.last_checkpoint()), FeatureSet(data.features)
     _, scaler = remembered(folder.path)
     held = table.select("weight:AAA", "weight:BBB").to_numpy()
-    first = int(np.searchsorted(bars.ts + bars.step, assessments.stamps_of(table["decided"])[0]))
-    state, begin, decisions = None, np.ones(1, dtype=bool), []
+    first = int(np.searchsorted(bars.ts + bars.step, assessments.stamps_of(table["decided_at"])[0]))
+    state, begin, decisions, raw = None, np.ones(1, dtype=bool), [], []
     for t in range(first - data.warm_up, first + len(held)):
         window = bars.slice(t - features.look_back, t + 1)  # all that is known at the close of bar t
         seen = scaler(features(window))[-1]
@@ -136,8 +151,11 @@ def test_one_bar_at_a_time_gives_the_decisions_of_the_backtest_bit_for_bit(tmp_p
         action, state = agent.predict(observation, state=state, episode_start=begin, deterministic=True)
         begin = np.zeros(1, dtype=bool)
         if t >= first:
-            decisions.append(action[0])
-    assert_array_equal(np.stack(decisions), table.select("target:AAA", "target:BBB").to_numpy())
+            raw.append(action[0])
+            decisions.append(requested_weights(action, weight[None], limits_of(data.account))[0])
+    assert np.abs(raw).sum(axis=1).max() > 0.008  # the cap binds
+    assert 0.01 < np.mean(np.stack(decisions)[1:] == held[:-1]) < 0.99  # and so does the band
+    assert_array_equal(np.stack(decisions), table.select("requested:AAA", "requested:BBB").to_numpy())
 
 
 def test_other_bars_are_seen_with_the_scaler_of_the_training(tmp_path, first):

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
 from tailguard.checkpoint import write_file
 from tailguard.env import TradingVecEnv
@@ -26,7 +25,7 @@ from tailguard.errors import ConfigError, DataError
 from tailguard.evaluation import assessment as assessments
 from tailguard.evaluation import ledger
 from tailguard.evaluation.assessment import Assessment, OptimumFound, Subject, assess, trial_of, verdict_on
-from tailguard.evaluation.backtest import Backtest, backtest, backtest_periods
+from tailguard.evaluation.backtest import Backtest, backtest, backtest_periods, weights_frame
 from tailguard.evaluation.report import write_report
 from tailguard.evaluation.training_record import RiskPromise, TrainingRecord
 from tailguard.experiment import DataTask, Experiment, ExperimentConfig, PresetTask, saved_experiment
@@ -256,9 +255,9 @@ def returns_of_others(folder: RunFolder, trials: Sequence[ledger.Trial], strateg
     for run in sorted({trial.run for trial in trials} - {folder.name}):
         path = folder.path.parent / run / "evaluation" / f"{trials[0].split}.parquet"
         if path.is_file() and len(found) < MOST_COMPARED_TRIALS:
-            rows = pl.read_parquet(path, columns=["ts", "return"])
-            if np.array_equal(assessments.stamps_of(rows["ts"]), strategy.ts):
-                found.append(rows["return"].to_numpy())
+            bars, returns = assessments.returns_by_bar(path)
+            if np.array_equal(bars, strategy.fill_at):
+                found.append(returns)
     return np.column_stack(found) if found else None
 
 
@@ -272,20 +271,21 @@ def rewrite_report(folder: RunFolder, part: str = "test") -> Path:
 
 
 def write_weights(assessment: Assessment, path: Path) -> None:
-    """The decisions, one row per bar: `ts` is the close at which they were made, then a target weight per symbol.
-
-    They are to be filled at the next open. Parquet or CSV, by the name of the file.
-    """
-    own = assessment.strategy
-    columns: dict[str, Any] = {"ts": pl.Series(own.decided.astype("datetime64[ms]")).dt.replace_time_zone("UTC")}
-    columns |= {symbol: own.targets[:, i] for i, symbol in enumerate(own.symbols)}
-    frame = pl.DataFrame(columns)
+    """What the account was asked to hold (`evaluation.backtest.weights_frame`): parquet or CSV, by the file's name."""
+    require_weights_file(path)
+    frame = weights_frame(assessment.strategy)
     if path.suffix == ".csv":
-        frame.write_csv(path)
-    elif path.suffix in (".parquet", ".pq"):
-        frame.write_parquet(path)
+        frame.write_csv(path, datetime_format="%Y-%m-%dT%H:%M:%S%.3f%:z")
     else:
+        frame.write_parquet(path)
+
+
+def require_weights_file(path: Path) -> None:
+    """Refuse a file that could not be written, before anything is examined."""
+    if path.suffix not in (".parquet", ".pq", ".csv"):
         raise ConfigError(f"--weights {path}: write to a .parquet or a .csv file.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--weights {path}: there is no folder {path.parent}. Make it first.")
 
 
 def evaluation_folder(folder: RunFolder) -> Path:

@@ -58,7 +58,8 @@ def test_a_backtest_is_the_environments_own_account():
     assert_allclose(found.equity[1:] * RULES.initial_cash, record.equity[:, 0], rtol=1e-12)
     assert_array_equal(found.weights[:-1], record.weights[:-1, 0])  # after the last step the environment starts again
     assert len(found) == 200
-    assert found.ts[0] == env.bars.ts[101] + env.bars.step
+    assert found.decided_at[0] == env.bars.ts[100] + env.bars.step
+    assert found.fill_at[0] == env.bars.ts[101]
 
 
 @pytest.mark.parametrize("band", [0.0, 0.1])

@@ -198,7 +198,7 @@ def evaluate(
     ] = None,
     split: Annotated[str, typer.Option(help="Part of the run's own bars: test, validation or train.")] = "test",
     weights: Annotated[
-        Path | None, typer.Option(help="Also write the target weights, for another backtester (.parquet, .csv).")
+        Path | None, typer.Option(help="Also write the weights to hold, for another backtester (.parquet, .csv).")
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the result as one JSON line.")] = False,
 ) -> None:

@@ -15,7 +15,14 @@ from tailguard.errors import ConfigError, did_you_mean
 from tailguard.evaluation.assessment import Assessment, scalars
 from tailguard.evaluation.definitions import percent, ratio
 from tailguard.evaluation.report import break_even_words
-from tailguard.examination import evaluation_folder, examine, report_file, rewrite_report, write_weights
+from tailguard.examination import (
+    evaluation_folder,
+    examine,
+    report_file,
+    require_weights_file,
+    rewrite_report,
+    write_weights,
+)
 from tailguard.experiment import DataTask, Experiment, ExperimentConfig, GymTask
 from tailguard.market.problems import Severity
 from tailguard.market.splits import picture
@@ -31,8 +38,8 @@ DOUBTS: tuple[Severity, ...] = ("error", "warning")
 def evaluate_run(run: str, files: Sequence[Path], split: str, weights: Path | None, as_json: bool = False) -> None:
     """Examine the newest agent of a run and write its report."""
     folder = RunFolder(run_path(run))
-    if weights is not None and weights.suffix not in (".parquet", ".pq", ".csv"):
-        raise ConfigError(f"--weights {weights}: write to a .parquet or a .csv file.")
+    if weights is not None:
+        require_weights_file(weights)
     found = examine(folder, part_of(split), [str(file) for file in files])
     if weights is not None:
         write_weights(found, weights)
@@ -42,7 +49,9 @@ def evaluate_run(run: str, files: Sequence[Path], split: str, weights: Path | No
     for line in summary(found):
         typer.echo(line)
     if weights is not None:
-        typer.echo(f"target weights in {weights}, to be filled at the open after each stamp")
+        typer.echo(
+            f"weights in {weights}: each is bought at the open of the bar whose `ts` is its `fill_at` (docs/weights.md)"
+        )
     typer.echo(f"report in {report_file(folder)}")
 
 

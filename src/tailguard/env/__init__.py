@@ -1,6 +1,6 @@
 """Bars + features -> a batched trading environment: accounting, costs, rewards, observation. No torch of its own."""
 
-from tailguard.env.accounting import AccountRules
+from tailguard.env.accounting import AccountRules, limits_of, requested_weights
 from tailguard.env.costs import Costs
 from tailguard.env.gym_views import TradingEnv, TradingVectorEnv
 from tailguard.env.oracle import OracleScore, oracle_env, score
@@ -17,8 +17,10 @@ __all__ = [
     "TradingVecEnv",
     "TradingVectorEnv",
     "follow",
+    "limits_of",
     "oracle_env",
     "replay",
+    "requested_weights",
     "score",
     "sequential",
 ]

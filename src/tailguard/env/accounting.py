@@ -110,11 +110,23 @@ def target_weights(action: Array, limits: Limits) -> Array:
     return weight * scale[:, None]
 
 
-def order_units(account: Account, weight: Array, worth: Array, mark: Array, fillable: Mask, band: float) -> Array:
+def requested_weights(action: npt.ArrayLike, held: npt.ArrayLike, limits: Limits) -> Array:
+    """(N, A) weights that the account is asked to hold: what leaves the product, never the raw action.
+
+    action: (N, A) what a policy answered at the close
+    held:   (N, A) weights held at that close
+    returns: the action inside its bounds and under the gross cap; `held` where that is within the no-trade band of it
+    """
+    now = np.asarray(held, dtype=np.float64)
+    weight = target_weights(np.asarray(action, dtype=np.float64), limits)
+    return np.where(np.abs(weight - now) > limits.band, weight, now)
+
+
+def order_units(account: Account, action: Array, worth: Array, mark: Array, fillable: Mask, limits: Limits) -> Array:
     """(N, A) units to trade, decided at the close: `worth` (N,) and `mark` (N, A) are those of the close."""
-    off = np.abs(weight - account.units * mark / worth[:, None])
-    wanted = weight * worth[:, None] / mark - account.units
-    return np.where(fillable & (off > band), wanted, 0.0)
+    held = account.units * mark / worth[:, None]
+    weight = requested_weights(action, held, limits)
+    return np.where(fillable & (weight != held), weight * worth[:, None] / mark - account.units, 0.0)
 
 
 def fill(
@@ -170,8 +182,7 @@ class Prices(NamedTuple):
 def advance(account: Account, action: Array, prices: Prices, rates: CostRates, limits: Limits) -> tuple[Account, Bill]:
     """The five stages, from the close of t to the close of t+1."""
     worth = equity(account, prices.mark)
-    weight = target_weights(action, limits)
-    traded = order_units(account, weight, worth, prices.mark, prices.fillable, limits.band)
+    traded = order_units(account, action, worth, prices.mark, prices.fillable, limits)
     account, trade_costs, fees = fill(account, traded, prices.open, prices.sigma, prices.bar_value, rates)
     account, holding_costs = carry(account, prices.next_mark, rates)
     turnover = sum_assets(np.abs(traded) * prices.open) / worth

@@ -1,6 +1,6 @@
 """An assessment: everything a report shows about one agent on one stretch of bars, computed once and kept as files.
 
-evaluation/NAME.parquet     bar by bar: returns, benchmark, stress, weights, targets
+evaluation/NAME.parquet     bar by bar: returns, benchmark, stress, weights held and requested
 evaluation/NAME.json        the rest
 """
 
@@ -16,10 +16,18 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tailguard.env import AccountRules, Costs
+from tailguard.env import AccountRules, Costs, limits_of, requested_weights
 from tailguard.errors import DataError
 from tailguard.evaluation import measures
-from tailguard.evaluation.backtest import Backtest, Stress, break_even_bps, buy_and_hold, cost_stress, follow_targets
+from tailguard.evaluation.backtest import (
+    Backtest,
+    Stress,
+    break_even_bps,
+    buy_and_hold,
+    cost_stress,
+    follow_targets,
+    stamp_column,
+)
 from tailguard.evaluation.ledger import Trial, TrialCount
 from tailguard.evaluation.significance import Interval, backtest_overfitting
 from tailguard.evaluation.verdict import Verdict, in_sample, judge
@@ -28,7 +36,9 @@ from tailguard.market import Bars
 
 Array = npt.NDArray[np.float64]
 
-FORMAT = 1
+FORMAT = 2
+STAMPED_AT_CLOSES = 1
+"""The format before: `ts` was the close of a bar, `decided` that of the one before it, targets were raw."""
 OVERFITTING_BLOCKS = 16
 
 
@@ -250,11 +260,11 @@ def save(assessment: Assessment, folder: Path, name: str) -> None:
 
 
 def table(assessment: Assessment) -> pl.DataFrame:
-    """Bar by bar, with names a user can read elsewhere."""
+    """Bar by bar, with names a user can read elsewhere: `fill_at` is the `ts` of the bar that the row is about."""
     own = assessment.strategy
     columns: dict[str, Any] = {
-        "decided": pl.Series(own.decided.astype("datetime64[ms]")).dt.replace_time_zone("UTC"),
-        "ts": pl.Series(own.ts.astype("datetime64[ms]")).dt.replace_time_zone("UTC"),
+        "decided_at": stamp_column(own.decided_at),
+        "fill_at": stamp_column(own.fill_at),
         "return": own.returns,
         "cost": own.costs,
         "turnover": own.turnover,
@@ -264,7 +274,7 @@ def table(assessment: Assessment) -> pl.DataFrame:
     }
     columns |= {f"return:{stress.name}": stress.result.returns for stress in assessment.stress}
     columns |= {f"weight:{symbol}": own.weights[:, i] for i, symbol in enumerate(own.symbols)}
-    columns |= {f"target:{symbol}": own.targets[:, i] for i, symbol in enumerate(own.symbols)}
+    columns |= {f"requested:{symbol}": own.requested[:, i] for i, symbol in enumerate(own.symbols)}
     columns |= {f"hold_weight:{symbol}": assessment.hold.weights[:, i] for i, symbol in enumerate(own.symbols)}
     return pl.DataFrame(columns)
 
@@ -295,27 +305,58 @@ def stamps_of(column: pl.Series) -> npt.NDArray[np.datetime64]:
     return column.dt.replace_time_zone(None).to_numpy().astype("datetime64[ms]")
 
 
+def returns_by_bar(file: Path) -> tuple[npt.NDArray[np.datetime64], Array]:
+    """The `ts` of the bars of an evaluation's parquet file, and the returns in them."""
+    frame = in_todays_stamps(pl.read_parquet(file))
+    return stamps_of(frame["fill_at"]), frame["return"].to_numpy()
+
+
+def in_todays_stamps(frame: pl.DataFrame) -> pl.DataFrame:
+    """An earlier version stamped rows at closes: one bar, the shortest time between two of them, after the open."""
+    if "ts" not in frame.columns:
+        return frame
+    step = (pl.col("ts") - pl.col("decided")).min()
+    return frame.with_columns(decided_at=pl.col("decided"), fill_at=pl.col("ts") - step).drop("decided", "ts")
+
+
+def in_todays_format(frame: pl.DataFrame, symbols: tuple[str, ...], account: AccountRules) -> pl.DataFrame:
+    """An earlier version kept what the policy had answered; what the account was asked to hold follows from it."""
+    frame = in_todays_stamps(frame)
+    if f"requested:{symbols[0]}" in frame.columns:
+        return frame
+    targets, weights = (
+        frame.select([f"{kind}:{symbol}" for symbol in symbols]).to_numpy() for kind in ("target", "weight")
+    )
+    held = np.concatenate([np.zeros_like(weights[:1]), weights[:-1]])
+    requested = requested_weights(targets, held, limits_of(account))
+    return frame.with_columns(
+        pl.Series(f"requested:{symbol}", requested[:, i]) for i, symbol in enumerate(symbols)
+    ).drop([f"target:{symbol}" for symbol in symbols])
+
+
 def load(folder: Path, name: str) -> Assessment:
     """Read what `save` wrote."""
     text, rows = folder / f"{name}.json", folder / f"{name}.parquet"
     if not (text.is_file() and rows.is_file()):
         raise DataError(f"There is no evaluation {name!r} in {folder}. Make one with `tailguard evaluate`.")
     said: Mapping[str, Any] = json.loads(text.read_text(encoding="utf-8"))
-    if said.get("format") != FORMAT:
+    if said.get("format") not in (FORMAT, STAMPED_AT_CLOSES):
         raise DataError(f"{text} was written in format {said.get('format')!r}, this version reads {FORMAT}.")
-    frame = pl.read_parquet(rows)
-    symbols = tuple(said["symbols"])
+    symbols, account = tuple(said["symbols"]), AccountRules(**said["account"])
+    frame = in_todays_format(pl.read_parquet(rows), symbols, account)
+    requested = frame.select([f"requested:{symbol}" for symbol in symbols]).to_numpy()
     own = Backtest(
         symbols=symbols,
         bars_per_year=float(said["bars_per_year"]),
         first=int(said["first"]),
-        ts=stamps_of(frame["ts"]),
-        decided=stamps_of(frame["decided"]),
+        decided_at=stamps_of(frame["decided_at"]),
+        fill_at=stamps_of(frame["fill_at"]),
         returns=frame["return"].to_numpy(),
         costs=frame["cost"].to_numpy(),
         turnover=frame["turnover"].to_numpy(),
         weights=frame.select([f"weight:{symbol}" for symbol in symbols]).to_numpy(),
-        targets=frame.select([f"target:{symbol}" for symbol in symbols]).to_numpy(),
+        targets=requested,
+        requested=requested,
     )
     hold = replace(
         own,
@@ -329,7 +370,7 @@ def load(folder: Path, name: str) -> Assessment:
     return Assessment(
         subject=Subject(**{**said["subject"], "facts": tuple((a, b) for a, b in said["subject"]["facts"])}),
         costs=Costs(**said["costs"]),
-        account=AccountRules(**said["account"]),
+        account=account,
         strategy=own,
         hold=hold,
         stress=tuple(

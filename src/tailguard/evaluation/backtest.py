@@ -12,8 +12,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
-from tailguard.env import AccountRules, Costs, TradingVecEnv, follow, replay, sequential
+from tailguard.env import (
+    AccountRules,
+    Costs,
+    Replay,
+    TradingVecEnv,
+    follow,
+    limits_of,
+    replay,
+    requested_weights,
+    sequential,
+)
 from tailguard.env.replay import Policy
 from tailguard.errors import ConfigError
 from tailguard.evaluation import measures
@@ -34,10 +45,10 @@ class Backtest:
     bars_per_year: float
     first: int
     """Bar of the first decision, in the bars it was run on."""
-    ts: npt.NDArray[np.datetime64]
-    """(S,) UTC, the close at which the row's return was earned."""
-    decided: npt.NDArray[np.datetime64]
-    """(S,) UTC, the close at which its decision was made; it is filled at the next open."""
+    decided_at: npt.NDArray[np.datetime64]
+    """(S,) UTC, the close at which the row's decision was made."""
+    fill_at: npt.NDArray[np.datetime64]
+    """(S,) UTC, the open at which it is filled: the `ts` of the bar in which the row's return is earned."""
     returns: Array
     """(S,) simple, net of costs."""
     costs: Array
@@ -47,7 +58,11 @@ class Backtest:
     weights: Array
     """(S, A) held at the end of the row."""
     targets: Array
-    """(S, A) decided at its beginning."""
+    """(S, A) what the policy answered at its beginning, before bounds, gross cap and band: stress tests replay it. An
+    evaluation that was read from its files has `requested` here."""
+    requested: Array
+    """(S, A) weights that the account was asked to hold at its beginning, after bounds, gross cap and band; NaN after
+    ruin, when there is no account to ask."""
     quantiles: Array | None = None
     """(S, Q) of the return from here on that the critics predicted at its beginning, in reward units; NaN where they
     were not asked."""
@@ -178,14 +193,58 @@ def follow_targets(
         symbols=bars.symbols,
         bars_per_year=bars.bars_per_year,
         first=first,
-        ts=bars.ts[first + 1 : first + 1 + len(equity)] + bars.step,
-        decided=bars.ts[first : first + len(equity)] + bars.step,
+        decided_at=bars.ts[first : first + len(equity)] + bars.step,
+        fill_at=bars.ts[first + 1 : first + 1 + len(equity)],
         returns=np.divide(equity, before, out=np.ones_like(equity), where=solvent) - 1.0,
         costs=np.divide(record.costs[:, 0], before, out=np.zeros_like(equity), where=solvent),
         turnover=record.turnover[:, 0],
         weights=record.weights[:, 0],
         targets=wanted,
+        requested=requested_of(bars, wanted, record, first, account, orders),
     )
+
+
+def requested_of(
+    bars: Bars,
+    targets: Array,
+    record: Replay,
+    first: int,
+    account: AccountRules,
+    orders: npt.NDArray[np.bool_] | None = None,
+) -> Array:
+    """(S, A) weights that an account was asked to hold by `targets`, from the record of following them.
+
+    Without an order, or a price to size one by, that is what it held; after ruin NaN.
+    """
+    held = np.concatenate([np.zeros_like(targets[:1]), record.weights[:-1, 0]])
+    ordered = np.logical_or.accumulate(bars.tradable, axis=0)[first : first + len(targets)]
+    if orders is not None:
+        ordered = ordered & orders[:, None]
+    requested = np.where(ordered, requested_weights(targets, held, limits_of(account)), held)
+    requested[np.flatnonzero(record.done[:, 0])[0] + 1 :] = np.nan
+    return requested
+
+
+def weights_frame(own: Backtest) -> pl.DataFrame:
+    """What the account was asked to hold, for another backtester: `decided_at`, `fill_at`, `symbol`, `weight`.
+
+    One row per decision and symbol, in this order. `fill_at` is the `ts` of the bar at whose open the weight is bought.
+    """
+    asked = np.isfinite(own.requested).all(axis=1)
+    n_rows, n_assets = int(asked.sum()), len(own.symbols)
+    return pl.DataFrame(
+        {
+            "decided_at": stamp_column(np.repeat(own.decided_at[asked], n_assets)),
+            "fill_at": stamp_column(np.repeat(own.fill_at[asked], n_assets)),
+            "symbol": pl.Series(list(own.symbols) * n_rows, dtype=pl.String),
+            "weight": own.requested[asked].reshape(-1),
+        }
+    )
+
+
+def stamp_column(stamps: npt.NDArray[np.datetime64]) -> pl.Series:
+    """UTC stamps as a column of the type that the `ts` of bars has, so that the two can be joined."""
+    return pl.Series(stamps.astype("datetime64[ms]")).dt.replace_time_zone("UTC")
 
 
 # --- benchmarks

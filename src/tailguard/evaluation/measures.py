@@ -176,7 +176,10 @@ class MonthlyReturns(NamedTuple):
 
 
 def monthly_returns(returns: npt.ArrayLike, ts: npt.NDArray[np.datetime64]) -> MonthlyReturns:
-    """Compound the bars of each month; `ts` (T,) is the time at which a bar's return was earned."""
+    """Compound the bars of each month; `ts` (T,) are the bars' own stamps, their opens.
+
+    By the instant of its close, a month's last bar would belong to the month after it.
+    """
     series = _series(returns)
     if len(ts) != len(series):
         raise ConfigError(f"{len(ts)} stamps for {len(series)} returns.")

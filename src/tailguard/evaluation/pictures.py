@@ -34,7 +34,8 @@ class Chart(NamedTuple):
 
 def performance_charts(assessment: Assessment, matched: Backtest) -> list[Chart]:
     own, hold = assessment.strategy, assessment.hold
-    stamps = np.concatenate([[own.ts[0] - (own.ts[1] - own.ts[0] if len(own) > 1 else np.timedelta64(1, "h"))], own.ts])
+    bars = own.fill_at
+    stamps = np.concatenate([[bars[0] - (bars[1] - bars[0] if len(own) > 1 else np.timedelta64(1, "h"))], bars])
     lines = [
         Line("agent", own.equity, "s1"),
         Line("buy and hold", hold.equity, "s2"),
@@ -42,7 +43,7 @@ def performance_charts(assessment: Assessment, matched: Backtest) -> list[Chart]
     ]
     highest = max(float(line.y.max()) for line in lines)
     lowest = min(float(line.y.min()) for line in lines)
-    marks = [(own.ts[fold.first], fold.name) for fold in assessment.folds]
+    marks = [(own.fill_at[fold.first], fold.name) for fold in assessment.folds]
     end = ", ".join(f"{line.label} {line.y[-1]:.2f}" for line in lines)
     under = [
         Line("agent", measures.drawdowns(own.returns), "s1"),
@@ -188,7 +189,7 @@ def behaviour_charts(assessment: Assessment) -> list[Chart]:
 
 def _over_time(key: str, title: str, own: Backtest, lines: Sequence[Line], reading: str) -> Chart:
     spread = ", ".join(f"{line.label} from {line.y.min():.2f} to {line.y.max():.2f}" for line in lines)
-    svg = charts.time_chart(title, f"{spread}.", own.ts, lines, lambda v: f"{v:.0%}", height=190)
+    svg = charts.time_chart(title, f"{spread}.", own.fill_at, lines, lambda v: f"{v:.0%}", height=190)
     return Chart(key, title, svg, legend(lines) if len(lines) > 1 else (), reading)
 
 

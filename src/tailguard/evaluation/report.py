@@ -64,8 +64,8 @@ def render(assessment: Assessment, training: TrainingRecord | None = None) -> st
     return template.render(
         subject=assessment.subject,
         verdict=assessment.verdict,
-        first=str(own.ts[0].astype("datetime64[D]")),
-        last=str(own.ts[-1].astype("datetime64[D]")),
+        first=str(own.fill_at[0].astype("datetime64[D]")),
+        last=str(own.fill_at[-1].astype("datetime64[D]")),
         n_bars=f"{len(own):,}",
         bars_per_year=f"{own.bars_per_year:,.0f}",
         symbols=own.symbols,
@@ -274,7 +274,7 @@ class Month(NamedTuple):
 
 def month_table(own: Backtest) -> list[tuple[int, list[Month], str]]:
     """Per year: twelve cells and the whole year."""
-    found = measures.monthly_returns(own.returns, own.ts)
+    found = measures.monthly_returns(own.returns, own.fill_at)
     sizes = np.abs(found.table[np.isfinite(found.table)])
     scale = float(np.quantile(sizes, 0.9)) if len(sizes) else 1.0
     rows = []
