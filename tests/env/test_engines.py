@@ -16,11 +16,16 @@ import pytest
 from numpy.testing import assert_allclose
 
 from tailguard.env import AccountRules, Costs, EnvConfig, TradingVecEnv, replay
+from tailguard.evaluation.assessment import save
+from tailguard.evaluation.backtest import follow_targets
+from tailguard.examination import write_weights
 from tailguard.market import Bars
+from tests.evaluation.results import assessed
+from tests.evaluation.test_weights import raw_actions
+from tests.real_bars import real_frame
 
 pytestmark = pytest.mark.slow
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 CACHE = Path(os.environ.get("TAILGUARD_TEST_CACHE", Path.home() / ".cache" / "tailguard-tests"))
 PACKAGES = {"vectorbt": "vectorbt==1.2.0", "nautilus": "nautilus_trader==1.221.0"}
 
@@ -44,13 +49,7 @@ def engine_python(engine: str) -> Path:
 
 def load(names: list[str], n_bars: int = 1500) -> Bars:
     """The first bars of real files, side by side; skips where the data is not there."""
-    files = [DATA / f"{name}.parquet" for name in names]
-    if not all(file.exists() for file in files):
-        pytest.skip(f"real bars are not in {DATA}")
-    columns = ["ts", "symbol", "open", "high", "low", "close", "volume"]
-    frame = pl.concat([pl.read_parquet(file).select(columns) for file in files]).sort("ts", maintain_order=True)
-    last = frame["ts"].unique().sort()[n_bars - 1]
-    return Bars(frame.filter(pl.col("ts") <= last))
+    return Bars(real_frame(*names, n_bars=n_bars))
 
 
 def random_weights(n_bars: int, n_assets: int) -> np.ndarray:
@@ -100,3 +99,41 @@ def test_an_independent_engine_agrees(engine, market, tmp_path):
     assert_allclose(theirs["fees"].sum(), ours.fees.sum(), rtol=1e-9)
     error = np.abs(theirs["equity"][1:] / ours.equity[:, 0] - 1.0).max()
     print(f"{engine}, {market}: {theirs['n_orders']} orders, largest relative difference of equity {error:.1e}")
+
+
+EXPORTED = {
+    "one asset, hourly": (["crypto/bitstamp_btcusd_1h_2018_2022"], AccountRules(gross_cap=0.8)),
+    "one asset, daily": (["equity/sp500_1d_1999_2018"], AccountRules(gross_cap=0.8, no_trade_band=0.05)),
+    "one asset, hourly with weekends": (["fx/eurusd_1h_ask_2017"], AccountRules(gross_cap=0.7, long_only=True)),
+    "panel of 29 names, daily": (["equity/dj30_1d_2020_2021"], AccountRules(gross_cap=0.8, no_trade_band=0.02)),
+    "panel, 5 minutes with gaps": (
+        [f"crypto/freqtrade_{name}btc_5m" for name in ("eth", "ltc", "ada")],
+        AccountRules(gross_cap=0.8, no_trade_band=0.02),
+    ),
+}
+
+
+@pytest.mark.parametrize("market", EXPORTED)
+def test_vectorbt_follows_exported_weights_to_the_reports_equity(market, tmp_path):
+    """From the files alone, joined by label: `fill_at` of the weights with `ts` of the bars. vectorbt lends no cash."""
+    names, account = EXPORTED[market]
+    bars = load(names)
+    costs = Costs(fee_bps=7.5, half_spread_bps=1.0, slippage_bps=2.0, impact=0.0, borrow_bps_per_year=0.0)
+    actions = raw_actions(bars, len(bars) - 22)
+    own = follow_targets(bars, actions, 20, costs=costs, account=account)
+    found = assessed(bars, own)
+    save(found, tmp_path, "test")
+    write_weights(found, tmp_path / "weights.csv")
+    bars.frame.write_csv(tmp_path / "bars.csv", datetime_format="%Y-%m-%dT%H:%M:%S%.3f%:z")
+    script = Path(__file__).parent / "engines" / "vectorbt_weights.py"
+    files = [tmp_path / name for name in ("weights.csv", "bars.csv")]
+    subprocess.run(
+        [engine_python("vectorbt"), script, *files, "7.5e-4", "3e-4", tmp_path / "found.npz"],
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    theirs = np.load(tmp_path / "found.npz")
+    assert theirs["n_orders"] > 100
+    reported = np.cumprod(1.0 + pl.read_parquet(tmp_path / "test.parquet")["return"].to_numpy())
+    assert_allclose(theirs["equity"], reported, rtol=1e-9)
+    print(f"{market}: largest relative difference of equity {np.abs(theirs['equity'] / reported - 1).max():.1e}")
