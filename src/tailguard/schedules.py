@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from math import cos, pi
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field
+from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
 from tailguard.configuration import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat
 from tailguard.errors import ConfigError, InertSetting
@@ -34,6 +36,21 @@ class Schedule(Config):
         if self.shape == "cosine":
             share = 0.5 * (1.0 - cos(pi * share))
         return self.start + (self.end - self.start) * share
+
+    def __call__(self, remaining: float) -> float:
+        """Value where `remaining` (1 to 0) of training is still to come: a schedule of SB3's kind."""
+        return self.at(1.0 - remaining)
+
+
+def plain_schedule(value: Any) -> Any:
+    """A schedule object of SB3 as the number or `Schedule` that it stands for, which can be saved; else the value."""
+    if isinstance(value, FloatSchedule):
+        return plain_schedule(value.value_schedule)
+    if isinstance(value, ConstantSchedule):
+        return float(value.val)
+    if isinstance(value, LinearSchedule) and value.end_fraction == 1.0:
+        return Schedule(start=float(value.start), end=float(value.end))
+    return value.item() if isinstance(value, np.generic) else value
 
 
 Scheduled = Bounded | Schedule | Callable[[float], float]

@@ -208,13 +208,14 @@ def test_parameters_are_exchanged_as_in_sb3_with_controllers() -> None:
     one.learn(256)
     parameters = one.get_parameters()
     assert {"policy", "policy.optimizer", "kl_penalty"} <= set(parameters)
-    assert set(one.get_parameters(include_optimizer=False)) == {"policy"}
+    assert set(one.get_parameters(include_optimizer=False)) == {"policy", "return_scale", "risk", "obs_stats"}
     two.set_parameters(parameters)
     assert torch.equal(one.learner.vector.flat, two.learner.vector.flat)
     assert two.kl_penalty.beta == one.kl_penalty.beta
     with pytest.raises(ValueError, match="missing"):
         two.set_parameters({"policy": parameters["policy"]})
-    two.set_parameters({"policy": parameters["policy"]}, exact_match=False)
+    with pytest.warns(UserWarning, match="no return_scale"):
+        two.set_parameters({"policy": parameters["policy"]}, exact_match=False)
 
 
 def test_predict_takes_single_and_batched_observations() -> None:

@@ -243,6 +243,12 @@ class RecurrentPolicy(BasePolicy):
         """The critics, one or two."""
         return list(self.critics)  # type: ignore[arg-type]
 
+    def set_critic_config(self, config: CriticConfig) -> None:
+        """Take over settings that change no network, such as the range of value clipping."""
+        self.critic_config = config
+        for critic in self.critic_list:
+            critic.head.config = config
+
     # acting
 
     def actor_step(self, n: int) -> Step:

@@ -32,15 +32,13 @@ from tailguard.ppo.settings import (
     config_from,
     inert_for_space,
     policy_config_from,
-    refuse_more_than_memory,
-    sequences_per_batch,
 )
 from tailguard.ppo.threads import keep_freed_memory
 from tailguard.ppo.update import Learner
 from tailguard.ppo.watch import TradingSample, calibration_figures, explained_variance, memory_figures, rollout_figures
 from tailguard.rollout import RolloutBuffer, SequenceBatch
 from tailguard.rollout.advantages import normalize_valid
-from tailguard.rollout.collect import Judges, Live, collect_steps, estimate_advantages
+from tailguard.rollout.collect import Judges, Live, collect_steps
 from tailguard.rollout.sequences import Choice, minibatches, reserve, sequences_of
 from tailguard.rollout.targets import return_law_samples, rewards_to_go
 from tailguard.rollout.workers import watch_workers
@@ -62,7 +60,6 @@ class DistributionalPPO(BundledAlgorithm):
         "MlpPolicy": RecurrentPolicy,
         "MlpLstmPolicy": RecurrentPolicy,
     }
-    rollout_buffer: RolloutBuffer  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -88,7 +85,7 @@ class DistributionalPPO(BundledAlgorithm):
         super().__init__(
             policy,  # type: ignore[arg-type]
             env,  # type: ignore[arg-type]
-            learning_rate=lambda remaining: value_at(self.config.learning_rate, 1.0 - remaining),
+            learning_rate=self.config.learning_rate,
             n_steps=self.config.n_steps,
             gamma=self.config.gamma,
             gae_lambda=self.config.gae_lambda,
@@ -112,7 +109,6 @@ class DistributionalPPO(BundledAlgorithm):
         if self.config.torch_threads is not None:
             torch.set_num_threads(self.config.torch_threads)
         keep_freed_memory()
-        self._setup_lr_schedule()
         inert = [*chain.from_iterable(inert_for_space(self.policy_config, self.config, self.action_space))]
         if inert:
             raise InertSettingError(inert)
@@ -138,14 +134,6 @@ class DistributionalPPO(BundledAlgorithm):
         self.live: Live | None = None
         self.in_update = False  # from the first step of a rollout to the end of the training on it
         self.size_rollouts()
-
-    def size_rollouts(self) -> None:
-        """Buffer and batches for the current config and number of environments."""
-        refuse_more_than_memory(self.config, self.n_envs, self.policy.obs_features)
-        length, self.batch_sequences, self.micro_sequences = sequences_per_batch(self.config, self.n_envs)
-        self.rollout_buffer = RolloutBuffer(
-            self.config.n_steps, self.n_envs, self.policy.obs_features, self.policy.action_head.action_dim, length
-        )
 
     # collecting
 
@@ -193,7 +181,8 @@ class DistributionalPPO(BundledAlgorithm):
         """Fill the buffer, let the critics judge it, estimate advantages, then move the observation statistics."""
         self.policy.set_training_mode(False)
         callback.on_rollout_start()
-        self.in_update = True
+        self.size_rollouts()  # a callback may have set n_steps
+        self.in_update, rollout_buffer = True, self.rollout_buffer
         live = self.live_now()  # a checkpoint in the callback may have started fresh episodes
 
         def after_each_step(seen: dict[str, Any]) -> bool:
@@ -219,7 +208,7 @@ class DistributionalPPO(BundledAlgorithm):
         to_go = rewards_to_go(rollout_buffer.rewards, rollout_buffer.dones, self.config.gamma)
         self.return_scale.calibrate(to_go[rollout_buffer.valid])
         judges.speak(self.return_scale.snapshot)
-        estimate_advantages(rollout_buffer, self.config.gamma, self.config.gae_lambda)
+        self.estimate_advantages()
         self.risk.judge(self.policy, rollout_buffer, live)
         self.follow_observations(raw)
         callback.on_rollout_end()
@@ -244,6 +233,7 @@ class DistributionalPPO(BundledAlgorithm):
     def train(self) -> None:
         """One update on the rollout just collected (docs/algorithm.md, Algorithm 1)."""
         self.policy.set_training_mode(True)
+        self.follow_settings()
         now = self.knobs()
         self.adversary.face(self.observation_space, self.obs_stats)
         self.move_return_scale()

@@ -19,7 +19,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tailguard.checkpoint import physical_memory
-from tailguard.errors import CheckpointError, ConfigError, StateError, TrainingDivergedError
+from tailguard.errors import (
+    CheckpointError,
+    ConfigError,
+    EnvContractError,
+    StateError,
+    TailguardError,
+    TrainingDivergedError,
+)
 from tailguard.optim import VarianceGradientScaler
 from tailguard.policy import PolicyConfig, RecurrentPolicy
 from tailguard.ppo.config import PPOConfig
@@ -213,3 +220,19 @@ def unchanged_on_error(parts: Callable[[], Mapping[str, Stateful]]) -> Iterator[
         for name, part in parts().items():
             part.load_state_dict(before[name])
         raise
+
+
+@contextmanager
+def refusing(path: Any, what: str, kind: type[TailguardError] = CheckpointError) -> Iterator[None]:
+    """A bundle is foreign data: whatever goes wrong while reading it is said as one error that names it."""
+    try:
+        yield
+    except TailguardError as error:
+        if isinstance(error, EnvContractError) or str(path) in str(error):
+            raise
+        raise kind(f"{path} does not describe {what} of this package: {error}") from error
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError) as error:
+        raise kind(f"{path} does not describe {what} of this package: {error!r}.") from error
+    except (RecursionError, RuntimeError, TypeError, ValueError) as error:
+        said = str(error).splitlines()[0] if str(error) else repr(error)
+        raise kind(f"{path} does not describe {what} of this package: {said}") from error

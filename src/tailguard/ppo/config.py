@@ -24,7 +24,7 @@ from tailguard.normalization import ReturnScaleConfig
 from tailguard.optim import VGSConfig
 from tailguard.policy import CriticConfig
 from tailguard.ppo.risk import RiskConfig
-from tailguard.schedules import EntropyConfig, KLPenaltyConfig, Schedule, Scheduled
+from tailguard.schedules import EntropyConfig, KLPenaltyConfig, Schedule, Scheduled, plain_schedule
 
 
 class PPOConfig(Config):
@@ -92,6 +92,11 @@ class PPOConfig(Config):
     """Seconds without an answer after which the worker process of an environment is given up (SubprocVecEnv)."""
     torch_threads: Threads | None = 1
     """Threads of torch during training; more than one rarely pays for small networks. None leaves torch alone."""
+
+    @field_validator("learning_rate", "clip_range", mode="before")
+    @classmethod
+    def schedules_of_sb3_are_numbers_where_they_can_be(cls, value: Any) -> Any:
+        return plain_schedule(value)
 
     @field_validator("optimizer_kwargs", mode="before")
     @classmethod

@@ -259,7 +259,7 @@ class CompiledCritic:
 
     def __init__(self, trunk: CompiledTrunk, critic: Critic, c: int, risk_value: CompiledRiskValue) -> None:
         head = critic.head
-        self.trunk, self.sight, self.c, self.risk_value = trunk, critic.sight, c, risk_value
+        self.trunk, self.sight, self.c, self.risk_value, self.head = trunk, critic.sight, c, risk_value, critic.head
         self.levels, self.kappa = np.array(head.levels, np.float32), np.float32(head.config.huber_kappa)
 
     @classmethod
@@ -278,7 +278,8 @@ class CompiledCritic:
 
     @property
     def free(self) -> bool:
-        return self.trunk.stretch.free and self.risk_value.stretch.free
+        clips = self.head.config.value_clip is not None  # a callback may have set it
+        return self.trunk.stretch.free and self.risk_value.stretch.free and not clips
 
     def seen(self, batch: SequenceBatch) -> Seen:
         return seen_of(batch, self.sight(batch.observations), batch.critic_states[self.c])

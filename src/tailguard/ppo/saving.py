@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.utils import get_system_info
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from tailguard.checkpoint import read_bundle, write_bundle
 from tailguard.configuration import saved_config, warn_of_inert, with_value
-from tailguard.errors import CheckpointError, ConfigError, EnvContractError, StateError, TailguardError
+from tailguard.errors import ConfigError, StateError
 from tailguard.normalization import ObservationStatistics, refuse_two_return_scales
 from tailguard.policy import PolicyConfig, RecurrentPolicy
 from tailguard.ppo.bundle_checks import (
     refuse_misfit,
     refuse_to_write_unsound,
     refuse_unsound,
+    refusing,
     shapes_of,
-    unchanged_on_error,
 )
 from tailguard.ppo.config import PPOConfig
 from tailguard.ppo.fingerprint import fingerprint, warn_of_another_machine
 from tailguard.ppo.migrations import migrate
+from tailguard.ppo.parameters import ParameterExchange
 from tailguard.ppo.randomness import Randomness
 from tailguard.ppo.session import (
     GlobalRandomness,
@@ -43,24 +43,19 @@ from tailguard.ppo.settings import config_from, inert_for_space
 from tailguard.ppo.spaces import build_space, describe_space
 from tailguard.rollout.collect import Live
 from tailguard.rollout.workers import watch_workers
-from tailguard.stateful import Stateful, require_keys
+from tailguard.stateful import require_keys
 
 
-class BundledAlgorithm(OnPolicyAlgorithm):
-    """SB3's save, load and parameter exchange on top of one dictionary of parts."""
+class BundledAlgorithm(ParameterExchange):
+    """SB3's save and load on top of one dictionary of parts."""
 
-    config: PPOConfig
     policy: RecurrentPolicy  # type: ignore[assignment]
     policy_name: str
     policy_config: PolicyConfig
-    obs_stats: ObservationStatistics
     randomness: Randomness
     live: Live | None
     in_update: bool
     n_reserve_all_masked: int
-
-    def parts(self) -> dict[str, Stateful]:
-        raise NotImplementedError
 
     def build_policy(self) -> RecurrentPolicy:
         """The networks of this configuration, fresh; of the same shapes as those of every agent it describes."""
@@ -80,45 +75,31 @@ class BundledAlgorithm(OnPolicyAlgorithm):
             self.obs_stats.load_state_dict(kept)
         self.live = None
 
-    def get_parameters(self, include_optimizer: bool = True) -> dict[str, dict[str, Any]]:
-        """State of policy, optimizer and controllers by name, as in SB3."""
-        named = self.named_parameters()
-        return {name: dict(part.state_dict()) for name, part in named.items() if include_optimizer or name == "policy"}
-
-    def named_parameters(self) -> dict[str, Stateful]:
-        """The parts that `get_parameters` and `set_parameters` exchange, under SB3's names."""
-        renamed = {"optimizer": "policy.optimizer"}
-        chosen = ("policy", "optimizer", "gradient_scaler", "kl_penalty")
-        return {renamed.get(name, name): part for name, part in self.parts().items() if name in chosen}
-
-    def set_parameters(
-        self, load_path_or_dict: Any, exact_match: bool = True, device: torch.device | str = "auto"
-    ) -> None:
-        """Load what `get_parameters` gave, or the same parts of a saved agent. `exact_match` asks for all of them."""
-        named = self.named_parameters()
-        if isinstance(load_path_or_dict, Mapping):
-            states = dict(load_path_or_dict)
-        else:
-            with refusing(load_path_or_dict, "an agent"):
-                saved = dict(read_bundle(load_path_or_dict)[0]["parts"])
-            states = {{"optimizer": "policy.optimizer"}.get(name, name): state for name, state in saved.items()}
-            states = {name: state for name, state in states.items() if name in named}
-        unknown, missing = set(states) - set(named), set(named) - set(states)
-        if unknown or (exact_match and missing):
-            raise StateError(
-                f"set_parameters got {sorted(states)}; unknown {sorted(unknown)}, missing {sorted(missing)}. "
-                "Pass all of get_parameters(), or exact_match=False for a part of them."
-            )
-        given = isinstance(load_path_or_dict, Mapping)
-        place, kind = ("The state given", StateError) if given else (load_path_or_dict, CheckpointError)
-        with refusing(place, "the parameters", kind), unchanged_on_error(self.named_parameters):
-            refuse_unsound(states, named, self.config)
-            for name, state in states.items():
-                named[name].load_state_dict(state)
-
     def save(self, path: Any, exclude: Any = None, include: Any = None) -> None:
-        """Write the whole agent to the directory `path`; `exclude` and `include` have nothing to choose from."""
+        """Write the whole agent to the directory `path`.
+
+        `exclude` may name what is not part of a bundle, `include` what is: nothing else can be chosen.
+        """
+        self.refuse_to_choose(exclude or (), include or ())
         self.write(path, None, {})
+
+    def refuse_to_choose(self, exclude: Iterable[str], include: Iterable[str]) -> None:
+        """A bundle is one agent, whole: what was asked for in vain is said, not ignored."""
+        never = {name for name in self._excluded_save_params() if name not in self.parts()}
+        left_out = sorted(set(exclude) - never)
+        if left_out:
+            raise ConfigError(
+                f"save(exclude={left_out}): a bundle holds the whole agent, because without a part of it none could be "
+                f"loaded. Leave exclude out; {', '.join(sorted(never))} are never in a bundle, and get_parameters() "
+                "gives weights alone."
+            )
+        held = {*self.parts(), *type(self.config).model_fields, *HELD}
+        asked = sorted(set(include) - held)
+        if asked:
+            raise ConfigError(
+                f"save(include={asked}): a bundle holds an agent and nothing else. Keep what belongs to your program "
+                "in a file of its own, or in the manifest by checkpoint(path, about={...}); load takes environments."
+            )
 
     def checkpoint(self, path: str | Path, about: Mapping[str, Any] | None = None, scheduled: bool = True) -> None:
         """Write the agent and where its training stands, so that `resume` goes on exactly; between two updates only.
@@ -195,24 +176,39 @@ class BundledAlgorithm(OnPolicyAlgorithm):
         path: Any,
         env: GymEnv | None = None,
         device: torch.device | str = "cpu",
-        custom_objects: Any = None,
+        custom_objects: Mapping[str, Any] | None = None,
         print_system_info: bool = False,
         force_reset: bool = True,
         **settings: Any,
     ) -> Self:
         """Read an agent from the directory `path`; further keywords override its settings. Nothing is unpickled.
 
-        Memory and episodes start fresh; `resume` goes on where a checkpoint was written.
+        `custom_objects` are settings under the names that SB3 has for them. Memory and episodes start fresh; `resume`
+        goes on where a checkpoint was written.
         """
-        return cls.read(path, env, device, settings)[0]
+        if not force_reset:
+            raise ConfigError(
+                "load(force_reset=False): a loaded agent starts fresh episodes. Use resume(path, env) for an agent "
+                "that was written by checkpoint(), or leave force_reset out."
+            )
+        if print_system_info:
+            get_system_info()
+        return cls.read(path, env, device, {**settings_of(custom_objects), **settings})[0]
 
     @classmethod
-    def resume(cls, path: Any, env: GymEnv, device: torch.device | str = "cpu", **settings: Any) -> Self:
+    def resume(
+        cls,
+        path: Any,
+        env: GymEnv,
+        device: torch.device | str = "cpu",
+        custom_objects: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> Self:
         """Go on exactly where `checkpoint` was written, in an environment built as the first one was.
 
         Train on with `learn(total - agent.num_timesteps, reset_num_timesteps=False)`.
         """
-        model, tree, manifest = cls.read(path, env, device, settings)
+        model, tree, manifest = cls.read(path, env, device, {**settings_of(custom_objects), **settings})
         warn_of_another_machine(path, manifest)
         session = tree["session"]
         if session is None:
@@ -253,6 +249,7 @@ class BundledAlgorithm(OnPolicyAlgorithm):
         """The agent of a bundle, the bundle's tree and its manifest."""
         tree, manifest = read_bundle(path)
         given = dict(settings)
+        spaces_given = {name: given.pop(name) for name in ("observation_space", "action_space") if name in given}
         verbose, tensorboard_log = given.pop("verbose", 0), given.pop("tensorboard_log", None)
         with refusing(path, "an agent"):
             saved = saved_config(PPOConfig, restorable(manifest["config"], given), path)
@@ -272,6 +269,11 @@ class BundledAlgorithm(OnPolicyAlgorithm):
             )
             model.observation_space = build_space(tree["observation_space"])
             model.action_space = build_space(tree["action_space"])
+            for name, space in spaces_given.items():
+                if space != getattr(model, name):
+                    raise ConfigError(
+                        f"{name}={space} was given, but its networks are made for {getattr(model, name)}."
+                    )
             model.n_envs = int(tree["n_envs"])
             if model.n_envs < 1:
                 raise StateError(f"n_envs is {model.n_envs}.")
@@ -314,22 +316,6 @@ class BundledAlgorithm(OnPolicyAlgorithm):
         for name, part in chosen.items():
             part.load_state_dict(states[name])
         self._last_obs, self.live = None, None
-
-
-@contextmanager
-def refusing(path: Any, what: str, kind: type[TailguardError] = CheckpointError) -> Iterator[None]:
-    """A bundle is foreign data: whatever goes wrong while reading it is said as one error that names it."""
-    try:
-        yield
-    except TailguardError as error:
-        if isinstance(error, EnvContractError) or str(path) in str(error):
-            raise
-        raise kind(f"{path} does not describe {what} of this package: {error}") from error
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError) as error:
-        raise kind(f"{path} does not describe {what} of this package: {error!r}.") from error
-    except (RecursionError, RuntimeError, TypeError, ValueError) as error:
-        said = str(error).splitlines()[0] if str(error) else repr(error)
-        raise kind(f"{path} does not describe {what} of this package: {said}") from error
 
 
 class Progress:
@@ -375,6 +361,22 @@ class EpisodeWindow:
         pairs = zip(state["returns"], state["lengths"], strict=True)
         self.algorithm.ep_info_buffer = deque(({"r": float(r), "l": int(n), "t": 0.0} for r, n in pairs), maxlen=size)
         self.algorithm.ep_success_buffer = deque(state["successes"], maxlen=size)
+
+
+HELD = (
+    *("policy_kwargs", "policy_class", "observation_space", "action_space", "n_envs", "seed", "num_timesteps"),
+    *("_n_updates", "_total_timesteps", "_episode_num", "_current_progress_remaining"),
+    *("ep_info_buffer", "ep_success_buffer", "lr_schedule", "clip_range_vf"),
+)
+"""SB3's names of what is in a bundle, beside those of parts and settings."""
+
+
+def settings_of(custom_objects: Mapping[str, Any] | None) -> dict[str, Any]:
+    """SB3's replacements at load as settings. There, too, `learning_rate` wins over the schedule made of it."""
+    given = dict(custom_objects or {})
+    if "lr_schedule" in given:
+        given.setdefault("learning_rate", given.pop("lr_schedule"))
+    return {name: value for name, value in given.items() if name != "lr_schedule"}
 
 
 RISK_UNITS_ONCE = 64

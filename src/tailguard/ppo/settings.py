@@ -97,17 +97,23 @@ def inert_for_space(
 
 def sequences_per_batch(config: PPOConfig, n_envs: int) -> tuple[int, int, int | None]:
     """Sequence length, sequences per batch, and sequences per micro-batch (None: the batch is not split)."""
+    refuse_batch_beyond_rollout(config, n_envs)
     length = min(config.sequence_length, config.n_steps)
+    total = config.n_steps * n_envs
+    batch = whole_sequences(config.batch_size or max(total // 4, length), length, "batch_size", config.batch_size)
+    if config.microbatch_size is None:
+        return length, batch, None
+    return length, batch, whole_sequences(config.microbatch_size, length, "microbatch_size", config.microbatch_size)
+
+
+def refuse_batch_beyond_rollout(config: PPOConfig, n_envs: int) -> None:
+    """A batch holds samples of one rollout."""
     total = config.n_steps * n_envs
     if config.batch_size is not None and config.batch_size > total:
         raise ConfigError(
             f"batch_size={config.batch_size} is more than the {total} samples of a rollout "
             f"(n_steps={config.n_steps} x {n_envs} environments). Lower batch_size or raise n_steps."
         )
-    batch = whole_sequences(config.batch_size or max(total // 4, length), length, "batch_size", config.batch_size)
-    if config.microbatch_size is None:
-        return length, batch, None
-    return length, batch, whole_sequences(config.microbatch_size, length, "microbatch_size", config.microbatch_size)
 
 
 def refuse_more_than_memory(config: PPOConfig, n_envs: int, n_features: int) -> None:
