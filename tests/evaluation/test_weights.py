@@ -73,7 +73,12 @@ def gapped(n: int = 400) -> Bars:
     return Bars(frame.filter(~(late | missing)).drop("i"))
 
 
-@pytest.mark.parametrize("account", [AccountRules(), PANEL, AccountRules(long_only=True, gross_cap=1.5)], ids=str)
+CLOSED = PANEL.replace(no_trade_windows=("09:00-12:00", "Fri 20:00-Sun 23:00"))
+
+
+@pytest.mark.parametrize(
+    "account", [AccountRules(), PANEL, CLOSED, AccountRules(long_only=True, gross_cap=1.5)], ids=str
+)
 def test_a_panel_with_gaps_gives_the_reports_equity(account):
     bars = gapped()
     n = len(bars) - FIRST - 2

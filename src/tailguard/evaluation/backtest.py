@@ -25,6 +25,7 @@ from tailguard.env import (
     requested_weights,
     sequential,
 )
+from tailguard.env.no_trade import inside
 from tailguard.env.replay import Policy
 from tailguard.errors import ConfigError
 from tailguard.evaluation import measures
@@ -214,10 +215,12 @@ def requested_of(
 ) -> Array:
     """(S, A) weights that an account was asked to hold by `targets`, from the record of following them.
 
-    Without an order, or a price to size one by, that is what it held; after ruin NaN.
+    Without an order, in a no-trade window, or without a price to size an order by, it is what was held; after ruin NaN.
     """
+    fills = bars.ts[first + 1 : first + 1 + len(targets)]
     held = np.concatenate([np.zeros_like(targets[:1]), record.weights[:-1, 0]])
     ordered = np.logical_or.accumulate(bars.tradable, axis=0)[first : first + len(targets)]
+    ordered = ordered & ~inside(fills, account.no_trade_windows)[:, None]
     if orders is not None:
         ordered = ordered & orders[:, None]
     requested = np.where(ordered, requested_weights(targets, held, limits_of(account)), held)
