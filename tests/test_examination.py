@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from tailguard import DistributionalPPO
 from tailguard.cli.evaluate import evaluate_run, introduce, report_run
-from tailguard.cli.train import start
+from tailguard.cli.train import go_on, start
 from tailguard.env import TradingVecEnv, limits_of, requested_weights
 from tailguard.errors import ConfigError, DataError
 from tailguard.evaluation import assessment as assessments
@@ -173,8 +173,7 @@ def test_other_bars_are_seen_with_the_scaler_of_the_training(tmp_path, first):
     assert refitted.state_dict() != scaler.state_dict()
     assert len(found.strategy) == 300 - 2 - features.look_back - own.warm_up
     assert found.subject.data == bars.digest()
-    assert found.subject.split == "new-bars"  # the evaluation of the run's own test stays
-    assert {path.stem for path in (folder.path / "evaluation").glob("*.json")} == {"test", "new-bars"}
+    assert found.subject.split == "new-bars"
     with pytest.raises(DataError, match="needs the same ones"):
         examine(folder, files=[str(write(tmp_path / "other.csv", 300, ("AAA", "CCC")))])
 
@@ -242,11 +241,56 @@ def test_bars_that_were_learned_from_are_never_evidence(first):
     found = examine(first, "train")
     assert not found.verdict.skill
     assert found.verdict.reasons == ("In sample: the agent has learned from these very bars.",)
-    text = (first.path / "report.html").read_text()
+    text = (first.path / "report-train.html").read_text()
     assert "IN SAMPLE" in text
     assert "out of sample and net" not in text
     report_run("first", "train")
-    assert (first.path / "report.html").read_text() == text
+    assert (first.path / "report-train.html").read_text() == text
+
+
+def test_train_and_other_bars_have_reports_of_their_own_and_the_command_says_which(tmp_path, first, capsys):
+    """None of them overwrites the report of test, nor that of other new bars."""
+    kept = (first.path / "report.html").read_bytes()
+    write(tmp_path / "one.csv", 300, seed=9)
+    write(tmp_path / "two.csv", 300, seed=8)
+    names = [f"new-bars-{load_bars(tmp_path / file).digest()[:8]}" for file in ("one.csv", "two.csv")]
+    looks = [("train", []), ("test", [tmp_path / "one.csv"]), ("test", [tmp_path / "two.csv"])]
+    for (split, files), name in zip(looks, ["train", *names], strict=True):
+        evaluate_run("first", files, split, None)
+        assert f"report in runs/first/report-{name}.html" in capsys.readouterr().out
+        assert (files[0].name if files else "IN SAMPLE") in (first.path / f"report-{name}.html").read_text()
+    assert (first.path / "report.html").read_bytes() == kept
+    assert {file.stem for file in (first.path / "evaluation").glob("*.json")} == {"test", "train", *names}
+    evaluate_run("first", [tmp_path / "one.csv"], "test", None, as_json=True)
+    assert json.loads(capsys.readouterr().out)["report"].endswith(f"report-{names[0]}.html")
+    report_run("first", None)
+    assert "report in runs/first/report.html" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=names[1]):
+        report_run("first", "new-bars")  # which of the two?
+    report_run("first", names[1])
+    assert names[1] in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="both given"):
+        evaluate_run("first", [tmp_path / "one.csv"], "train", None)
+
+
+def test_a_run_without_a_report_is_resumed_without_a_look_at_test(here, capsys):
+    """The trials of test deflate what is claimed, so whoever asked for no look gets none."""
+    start(None, {"data": {"files": ["bars.csv"]}}, TINY, "blind", "live", False, report=False)
+    folder = RunFolder(here / "runs" / "blind")
+    manifest = json.loads(folder.manifest_file.read_text())
+    for said in (
+        manifest,
+        {"command": ["tailguard", "train", "--no-report"]},
+    ):  # the second as earlier versions wrote it
+        folder.manifest_file.write_text(json.dumps(said))
+        capsys.readouterr()
+        go_on("blind", "live")
+        assert "test has not been looked at" in capsys.readouterr().out
+        assert not (folder.path / ledger.FILE).exists()
+        assert not (folder.path / "report.html").exists()
+    folder.manifest_file.write_text(json.dumps({**manifest, "report": None}))
+    go_on("blind", "quiet")
+    assert len(ledger.read(folder.path)) == 1
 
 
 def test_a_part_that_is_not_there_and_a_task_without_bars_are_refused(tmp_path, first):

@@ -8,10 +8,12 @@ import signal
 from itertools import pairwise
 
 import numpy as np
+import polars as pl
 import pytest
 from numpy.testing import assert_array_equal
 
-from tailguard.cli.evaluate import report_run, walk
+from tailguard.cli.evaluate import evaluate_run, report_run, walk
+from tailguard.cli.train import go_on
 from tailguard.env.dataset import Dataset
 from tailguard.errors import ConfigError, RunError
 from tailguard.evaluation import ledger
@@ -19,6 +21,7 @@ from tailguard.evaluation.backtest import follow_targets
 from tailguard.experiment import experiment_config
 from tailguard.population.folds import Job, fold_result, fold_splits, fold_task, run_fold
 from tailguard.population.tasks import InlineExecutor, Outcome, perform
+from tailguard.robustness.runs import experiment_of
 from tailguard.run import RunFolder, StoppedNow
 from tailguard.walk_forward import WalkForwardConfig, walk_forward
 from tests.market.market_data import random_bars
@@ -116,6 +119,37 @@ def test_the_command_says_the_verdict_and_its_report_can_be_written_again(walked
     text = (folder.path / "report.html").read_text()
     report_run(str(folder.path), None)
     assert (folder.path / "report.html").read_text() == text
+
+
+def test_the_weights_of_its_curve_can_be_exported_without_another_look(walked, capsys):
+    place, folder, result, _ = walked
+    looks = len(ledger.read(folder.path))
+    evaluate_run(str(folder.path), [], "test", place / "w.parquet")
+    said = capsys.readouterr().out
+    assert "walk-forward, " in said
+    assert str(folder.path / "report.html") in said
+    weights = pl.read_parquet(place / "w.parquet")
+    assert weights["symbol"].unique().sort().to_list() == ["AAA", "BBB"]
+    assert_array_equal(weights["weight"].to_numpy().reshape(-1, 2), result.strategy.requested)
+    assert weights["fill_at"][0].timestamp() == result.strategy.fill_at[0].astype(int) / 1000
+    assert len(ledger.read(folder.path)) == looks
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda folder: evaluate_run(str(folder.path), [folder.path / "new.parquet"], "test", None),
+        lambda folder: evaluate_run(str(folder.path), [], "train", None),
+        lambda folder: experiment_of(folder),  # of an attack
+        lambda folder: go_on(str(folder.path), "quiet"),
+    ],
+)
+def test_what_needs_one_agent_says_that_a_walk_forward_has_many(use, walked):
+    _, folder, _, _ = walked
+    before = sorted(folder.path.iterdir())
+    with pytest.raises(ConfigError, match="every fold and seed has an agent of its own"):
+        use(folder)
+    assert sorted(folder.path.iterdir()) == before
 
 
 def test_folds_follow_one_another_and_need_bars(tmp_path):

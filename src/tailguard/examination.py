@@ -44,7 +44,11 @@ EXAM_SEED = 1_000_000
 """Added to the seed of the run, so that no training draw is an exam."""
 SCALER_FILE = "scaler.json"
 NEW_BARS = "new-bars"
-"""Name of the evaluation on other files than those of the training."""
+"""The split that bars of other files than those of the training are."""
+WALK_FORWARD = "walk-forward"
+"""The split that the tests of all folds of a walk-forward are."""
+MAIN_SPLITS = ("test", WALK_FORWARD)
+"""Whose report is `report.html`; every other evaluation has a report of its own beside it."""
 MOST_COMPARED_TRIALS = 49
 PERIODIC = ("time_left", "period_return")
 
@@ -148,6 +152,8 @@ def exam_of(experiment: Experiment, folder: Path, part: Part = "test", files: Se
             "Only agents trained on bars can be examined on bars: this run trained on "
             f"{task.name!r}. Train with --data FILE, or on a preset and leave out --data."
         )
+    if files and part != "test":
+        raise ConfigError(f"--split {part} and --data are both given: all bars of other files are test. Leave one out.")
     if files:
         named = ", ".join(Path(file).name for file in files)
         return replace(data_exam(unseen(task.config, files, folder), "test", named), split=NEW_BARS)
@@ -194,7 +200,7 @@ def remembered(folder: Path) -> tuple[tuple[str, ...], FeatureScaler]:
 
 def examine(folder: RunFolder, part: Part = "test", files: Sequence[str] = ()) -> Assessment:
     """Backtest the newest agent of a run, enter the trial, write the assessment's files and the report."""
-    folder.require()
+    folder.require_single_agent()
     experiment = Experiment(saved_experiment(folder.config_file))
     exam = exam_of(experiment, folder.path, part, files)
     agent = DistributionalPPO.load(newest_checkpoint(folder))
@@ -236,8 +242,9 @@ def conclude(
         **{"other_trials": returns_of_others(folder, trials, strategy), **more},
     )
     result = replace(found, optimum=optimum_of(exam, strategy))
-    assessments.save(result, evaluation_folder(folder), subject.split)
-    write_report(result, training_record(folder), report_file(folder))
+    name = evaluation_name(subject.split, subject.data)
+    assessments.save(result, evaluation_folder(folder), name)
+    write_report(result, training_record(folder), report_file(folder, name))
     return result
 
 
@@ -253,7 +260,8 @@ def returns_of_others(folder: RunFolder, trials: Sequence[ledger.Trial], strateg
     """(T, K) returns of other runs on exactly these bars, as far as their files are there."""
     found: list[Array] = []
     for run in sorted({trial.run for trial in trials} - {folder.name}):
-        path = folder.path.parent / run / "evaluation" / f"{trials[0].split}.parquet"
+        name = evaluation_name(trials[0].split, trials[0].data)
+        path = evaluation_folder(RunFolder(folder.path.parent / run)) / f"{name}.parquet"
         if path.is_file() and len(found) < MOST_COMPARED_TRIALS:
             bars, returns = assessments.returns_by_bar(path)
             if np.array_equal(bars, strategy.fill_at):
@@ -261,13 +269,17 @@ def returns_of_others(folder: RunFolder, trials: Sequence[ledger.Trial], strateg
     return np.column_stack(found) if found else None
 
 
-def rewrite_report(folder: RunFolder, part: str = "test") -> Path:
-    """The report of an assessment that is there already, with the trials as they are counted now."""
+def examined(folder: RunFolder, name: str = "test") -> Assessment:
+    """An assessment that is there already, with the trials as they are counted now. Looks at nothing anew."""
     folder.require()
-    kept = assessments.load(evaluation_folder(folder), part)
+    kept = assessments.load(evaluation_folder(folder), name)
     trials = ledger.gather(folder.path.parent, kept.subject.data, kept.subject.split)
-    fresh = replace(kept, verdict=verdict_on(kept.subject, kept.strategy, kept.hold, ledger.count(trials)))
-    return write_report(fresh, training_record(folder), report_file(folder))
+    return replace(kept, verdict=verdict_on(kept.subject, kept.strategy, kept.hold, ledger.count(trials)))
+
+
+def rewrite_report(folder: RunFolder, name: str = "test") -> Path:
+    """The report of an assessment that is there already."""
+    return write_report(examined(folder, name), training_record(folder), report_file(folder, name))
 
 
 def write_weights(assessment: Assessment, path: Path) -> None:
@@ -292,8 +304,14 @@ def evaluation_folder(folder: RunFolder) -> Path:
     return folder.path / "evaluation"
 
 
-def report_file(folder: RunFolder) -> Path:
-    return folder.path / "report.html"
+def evaluation_name(split: str, data: str) -> str:
+    """The name of an evaluation's files; other bars (`data` is their digest) have a name of their own each."""
+    return f"{split}-{data[:8]}" if split == NEW_BARS else split
+
+
+def report_file(folder: RunFolder, name: str = "test") -> Path:
+    """Where the report of an evaluation is: none overwrites that of another."""
+    return folder.path / ("report.html" if name in MAIN_SPLITS else f"report-{name}.html")
 
 
 def training_record(folder: RunFolder) -> TrainingRecord:

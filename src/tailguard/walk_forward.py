@@ -24,7 +24,7 @@ from tailguard.errors import RunError
 from tailguard.evaluation import ledger, measures
 from tailguard.evaluation.assessment import Assessment, Fold, Subject, trial_of
 from tailguard.evaluation.backtest import Backtest, follow_targets
-from tailguard.examination import Exam, conclude, settings_digest
+from tailguard.examination import WALK_FORWARD, Exam, conclude, settings_digest
 from tailguard.experiment import DataTask, Experiment, ExperimentConfig
 from tailguard.market.features import FeatureSet
 from tailguard.market.splits import Split, picture
@@ -37,8 +37,6 @@ from tailguard.run import RunFolder
 Array = npt.NDArray[np.float64]
 Say = Callable[[str], object]
 Follow = Callable[[Array, int], Backtest]
-
-SPLIT = "walk-forward"
 
 
 class WalkForwardConfig(Config):
@@ -66,7 +64,7 @@ def walk_forward(
     """
     experiment = Experiment(config)
     task = bars_of(experiment)
-    begin(folder, experiment, [SPLIT])
+    begin(folder, experiment, [WALK_FORWARD])
     splits = fold_splits(config, len(task.bars), settings.folds)
     say(picture(splits))
     seeds = range(config.seed, config.seed + settings.seeds)
@@ -148,7 +146,7 @@ def join(
         run=folder.name,
         source=", ".join(Path(file).name for file in data.files),
         data=bars.digest(),
-        split=SPLIT,
+        split=WALK_FORWARD,
         seed=seeds[0],
         step=max(result.step for result in results.values()),
         config=settings_digest(experiment.config),
@@ -168,7 +166,7 @@ def join(
         warm_up=data.warm_up,
         source=subject.source,
         data=subject.data,
-        split=SPLIT,
+        split=WALK_FORWARD,
         features=FeatureSet(data.features),
     )
     return conclude(
@@ -186,7 +184,7 @@ def enter(
 ) -> None:
     """A row per fold and seed, under the fold's own bars, and one per seed for its whole curve."""
     for result in sorted(results, key=lambda result: (result.seed, result.fold)):
-        own = replace(subject, seed=result.seed, split=f"{SPLIT} fold {result.fold + 1}", step=result.step)
+        own = replace(subject, seed=result.seed, split=f"{WALK_FORWARD} fold {result.fold + 1}", step=result.step)
         ledger.record(folder.path, trial_of(own, alone(result.targets, result.first), result.fold))
     for i, curve in enumerate(curves):
         ledger.record(folder.path, trial_of(replace(subject, seed=subject.seed + i), curve))

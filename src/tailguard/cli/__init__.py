@@ -204,6 +204,9 @@ def evaluate(
 ) -> None:
     """Backtest the newest agent of a run out of sample and write runs/RUN/report.html. Each look is a trial.
 
+    Other parts and other bars get a report of their own beside it: report-train.html, report-new-bars-1a2b3c4d.html.
+    Of a walk-forward it shows the curve that is there, and looks at nothing anew.
+
     Example: tailguard evaluate first --weights weights.parquet
     """
     from tailguard.cli.evaluate import evaluate_run
@@ -216,7 +219,7 @@ def report(
     run: Annotated[str, typer.Argument(help="Name of the folder under runs/, or a path.")],
     split: Annotated[str | None, typer.Option(help="Which evaluation; test where there is one.")] = None,
 ) -> None:
-    """Write runs/RUN/report.html again from the last evaluation, with the trials counted anew.
+    """Write a report again from the last evaluation, with the trials counted anew.
 
     Example: tailguard report first
     """

@@ -16,8 +16,13 @@ from tailguard.evaluation.assessment import Assessment, scalars
 from tailguard.evaluation.definitions import percent, ratio
 from tailguard.evaluation.report import break_even_words
 from tailguard.examination import (
+    MAIN_SPLITS,
+    NEW_BARS,
+    WALK_FORWARD,
     evaluation_folder,
+    evaluation_name,
     examine,
+    examined,
     report_file,
     require_weights_file,
     rewrite_report,
@@ -36,15 +41,21 @@ DOUBTS: tuple[Severity, ...] = ("error", "warning")
 
 
 def evaluate_run(run: str, files: Sequence[Path], split: str, weights: Path | None, as_json: bool = False) -> None:
-    """Examine the newest agent of a run and write its report."""
+    """Examine the newest agent of a run and write its report; of a walk-forward, show what its folds were joined to."""
     folder = RunFolder(run_path(run))
     if weights is not None:
         require_weights_file(weights)
-    found = examine(folder, part_of(split), [str(file) for file in files])
+    curve = evaluation_folder(folder) / f"{WALK_FORWARD}.json"
+    if curve.is_file() and split in ("test", WALK_FORWARD) and not files:
+        found = examined(folder, WALK_FORWARD)
+        rewrite_report(folder, WALK_FORWARD)
+    else:
+        found = examine(folder, part_of(split), [str(file) for file in files])
+    report = report_file(folder, evaluation_name(found.subject.split, found.subject.data))
     if weights is not None:
         write_weights(found, weights)
     if as_json:
-        typer.echo(json.dumps({**scalars(found), "report": str(report_file(folder))}))
+        typer.echo(json.dumps({**scalars(found), "report": str(report)}))
         return
     for line in summary(found):
         typer.echo(line)
@@ -52,7 +63,7 @@ def evaluate_run(run: str, files: Sequence[Path], split: str, weights: Path | No
         typer.echo(
             f"weights in {weights}: each is bought at the open of the bar whose `ts` is its `fill_at` (docs/weights.md)"
         )
-    typer.echo(f"report in {report_file(folder)}")
+    typer.echo(f"report in {report}")
 
 
 def report_run(run: str, split: str | None) -> None:
@@ -61,7 +72,10 @@ def report_run(run: str, split: str | None) -> None:
     folder.require()
     known = sorted(file.stem for file in evaluation_folder(folder).glob("*.json"))
     if split is None and known:
-        split = "test" if "test" in known else known[0]
+        split = next((name for name in MAIN_SPLITS if name in known), known[0])
+    of_new_bars = [name for name in known if name.startswith(f"{NEW_BARS}-")]
+    if split == NEW_BARS and len(of_new_bars) == 1:
+        split = of_new_bars[0]
     if split not in known:
         raise ConfigError(
             f"{folder.path} has no evaluation {split!r}.{did_you_mean(str(split), known)} It has: "
@@ -143,9 +157,12 @@ def setting_of(config: object, path: str) -> float:
 def conclude(experiment: Experiment, folder: RunFolder, say: Say, wanted: bool | None) -> None:
     """After training: examine the agent out of sample and say where the report is.
 
-    wanted: None examines agents of a user's own bars; for an embedded market it says how.
+    wanted: None examines agents of a user's own bars; for an embedded market it says how. False looks at nothing
     """
-    if isinstance(experiment.task, GymTask) or wanted is False:
+    if isinstance(experiment.task, GymTask):
+        return
+    if wanted is False:
+        say(f"no report, as asked for: test has not been looked at; `tailguard evaluate {folder.handle}` does")
         return
     if wanted is None and not isinstance(experiment.task, DataTask):
         say(f"examine it on a fresh draw with `tailguard evaluate {folder.handle}`")

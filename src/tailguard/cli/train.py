@@ -44,7 +44,7 @@ def start(
         introduce(experiment, display.notice)
         env = experiment.training_env()
         agent = experiment.agent(env)
-        folder.create(config.to_yaml(), experiment.manifest(env, sys.argv))
+        folder.create(config.to_yaml(), {**experiment.manifest(env, sys.argv), "report": report})
         remember(experiment.task, folder.path)
         run_on(agent, experiment, folder, display, report)
     if fail_on_alert:
@@ -62,14 +62,22 @@ def exit_on_alerts(folder: RunFolder) -> None:
 def go_on(run: str, kind: str, fail_on_alert: bool = False) -> None:
     """Take a run up again."""
     folder, display = RunFolder(run_path(run)), display_of(kind)
-    folder.require()
+    folder.require_single_agent()
     experiment = Experiment(saved_experiment(folder.config_file))
     with folder.lock():
         agent = resumed(folder, experiment.training_env, experiment.agent, experiment.config.checkpoint)
         display.notice(f"{folder.path} goes on at step {agent.num_timesteps:,}")
-        run_on(agent, experiment, folder, display)
+        run_on(agent, experiment, folder, display, report_wanted(folder))
     if fail_on_alert:
         exit_on_alerts(folder)
+
+
+def report_wanted(folder: RunFolder) -> bool | None:
+    """What the run was begun with: --report, --no-report, or None for neither."""
+    said = folder.manifest()
+    command = said.get("command") or []
+    given = {"--report": True, "--no-report": False}
+    return said.get("report", next((given[word] for word in command if word in given), None))
 
 
 def run_on(

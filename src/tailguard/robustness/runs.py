@@ -45,7 +45,7 @@ def attack_run(folder: RunFolder, config: AttackConfig, say: Say = lambda text: 
 
 def experiment_of(folder: RunFolder) -> Experiment:
     """What a run's folder describes."""
-    folder.require()
+    folder.require_single_agent()
     return Experiment(saved_experiment(folder.config_file))
 
 

@@ -82,6 +82,14 @@ class RunFolder:
         write_file(self.manifest_file, json.dumps(manifest, indent=1).encode())
         write_file(self.config_file, config_yaml.encode())
 
+    def manifest(self) -> dict[str, Any]:
+        """What `create` wrote about where the run comes from; nothing where it is not there or cannot be read."""
+        try:
+            said = json.loads(self.manifest_file.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return said if isinstance(said, dict) else {}
+
     @property
     def population_journal(self) -> Path:
         """Where a population keeps what happened; only a population has it."""
@@ -97,6 +105,17 @@ class RunFolder:
         if not self.config_file.is_file():
             raise ConfigError(
                 f"{self.path} is not a run: it has no config.yaml. Known runs: {', '.join(known_runs()) or 'none'}."
+            )
+
+    def require_single_agent(self) -> None:
+        """Refuse a folder without one agent that could be used or trained on: no run, a population, a walk-forward."""
+        self.require()
+        if (self.path / "folds").is_dir():
+            raise ConfigError(
+                f"{self.path} is a walk-forward: every fold and seed has an agent of its own, for that test "
+                f"alone, so there is no one agent to use here. When all folds are trained, `tailguard evaluate "
+                f"{self.handle}` shows its curve and exports its weights; the `tailguard walk-forward` command that "
+                "began it goes on with it; `tailguard train` makes one agent."
             )
 
     def steps(self) -> list[int]:
