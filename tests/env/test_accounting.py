@@ -1,4 +1,4 @@
-"""Money is tested by what it conserves, and the compiled kernel by its numpy twin."""
+"""Money is tested by what it conserves, and the native kernel by the numpy that defines it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tailguard.env.accounting import (
 from tailguard.env.costs import FREE, CostRates, cost_rates
 from tailguard.env.tape import tape_of
 from tailguard.errors import ConfigError
+from tailguard.kernels import native
 
 rates = st.builds(
     CostRates,
@@ -86,26 +87,67 @@ def test_equity_moves_by_price_changes_and_costs_only(seed, rates, rules, n_asse
         assert_array_equal((account.units != held) & ~prices.fillable, False)
 
 
-@given(seed=st.integers(0, 2**32), rates=rates, rules=rules, n_assets=st.integers(1, 10))
+def with_and_without_the_core(compute):
+    """What `compute` returns with the native core (where it was built), and by the numpy that defines it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "native", lambda: None)
+        expected = compute()
+    return compute(), expected
+
+
+@given(seed=st.integers(0, 2**32), rates=rates, rules=rules, n_assets=st.integers(1, 10), n_envs=st.integers(1, 6))
 @settings(deadline=None, max_examples=60)
-def test_the_compiled_kernel_equals_numpy_bit_for_bit(seed, rates, rules, n_assets):
-    bars = random_bars(40, n_assets, seed % 1000, missing=0.2)
-    tape, limits = tape_of(bars, Costs(impact_window=5)), limits_of(rules)
-    rng = np.random.default_rng(seed)
-    n = 6
-    account = new_account(rules.initial_cash, n, n_assets)
-    cash, units, entry, out = account.cash.copy(), account.units.copy(), account.entry.copy(), np.zeros((4, n))
-    t = rng.integers(0, 20, n)
-    for _ in range(19):
-        action = rng.uniform(-1.5, 1.5, (n, n_assets)) * rng.integers(0, 2, (n, 1))
-        prices = tape.at(t)
-        account, bill = advance(account, action, prices, rates, limits)
-        kernel.advance(t, action, cash, units, entry, tape, rates, limits, out)
-        assert_array_equal(cash, account.cash)
-        assert_array_equal(units, account.units)
-        assert_array_equal(entry, account.entry)
-        assert_array_equal(out, [equity(account, prices.next_mark), *bill])
-        t = t + 1
+def test_the_native_accounting_equals_numpy_bit_for_bit(seed, rates, rules, n_assets, n_envs):
+    tape, limits = (
+        tape_of(random_bars(40, n_assets, seed % 1000, missing=0.2), Costs(impact_window=5)),
+        limits_of(rules),
+    )
+    rows = np.random.default_rng(seed).normal(size=(40, 2 * n_assets)).astype(np.float32)
+    columns = np.array([2 * n_assets, -1, 3 * n_assets, 3 * n_assets + 1])
+
+    def trade():
+        rng, seen = np.random.default_rng(seed), []
+        accounts = kernel.new_accounts(rules.initial_cash, n_envs, n_assets)
+        accounts.t[:] = rng.integers(0, 20, n_envs)
+        for _ in range(19):
+            action = rng.uniform(-1.5, 1.5, (n_envs, n_assets)) * rng.integers(0, 2, (n_envs, 1))
+            seen += kernel.close_bar(accounts, action, tape, rates, limits, 12, 0.5 * rules.initial_cash)
+            seen += [part.copy() for part in accounts]
+            seen.append(kernel.observe(accounts, rows, tape.mark, 12, columns, 3 * n_assets + 2))
+        return seen
+
+    for found, expected in zip(*with_and_without_the_core(trade), strict=True):
+        assert_array_equal(found, expected)
+
+
+@given(seed=st.integers(0, 2**32), rates=rates, rules=rules, n_assets=st.integers(1, 4))
+@settings(deadline=None, max_examples=30)
+def test_following_targets_natively_equals_numpy_bit_for_bit(seed, rates, rules, n_assets):
+    tape, rng = (
+        tape_of(random_bars(40, n_assets, seed % 1000, missing=0.2), Costs(impact_window=5)),
+        np.random.default_rng(seed),
+    )
+    targets, limits = rng.uniform(-1, 1, (30, n_assets)), limits_of(rules)._replace(ruin=0.9 * rules.initial_cash)
+    run = lambda: kernel.follow(9, targets, rules.initial_cash, tape, rates, limits)  # noqa: E731
+    for found, expected in zip(*with_and_without_the_core(run), strict=True):
+        assert_array_equal(found, expected)
+
+
+@pytest.mark.skipif(native() is None, reason="needs the native core")
+def test_the_native_accounting_refuses_what_would_read_beyond_its_arrays():
+    tape, limits = tape_of(random_bars(10, 2), Costs(impact_window=5)), limits_of(AccountRules())
+    accounts, action = kernel.new_accounts(1e5, 3, 2), np.zeros((3, 2))
+    step = lambda accounts, action: kernel.close_bar(accounts, action, tape, FREE, limits, 5, 1.0)  # noqa: E731
+    with pytest.raises(ValueError, match="another shape"):
+        step(accounts, action[:2])
+    with pytest.raises(TypeError, match="another type"):
+        step(accounts, action.astype(np.float32))
+    with pytest.raises(ValueError, match="contiguous"):
+        step(accounts, np.zeros((2, 3)).T)
+    with pytest.raises(IndexError, match="does not have"):
+        step(accounts._replace(t=np.array([0, 9, 0])), action)
+    with pytest.raises(ValueError, match="no room"):
+        kernel.observe(accounts, np.zeros((10, 1), np.float32), tape.mark, 5, np.array([0, -1, 2, 3]), 3)
 
 
 @given(rates=rates, rules=rules)

@@ -93,12 +93,15 @@ def test_the_agent_sees_its_own_account():
     for action in random_actions(env, 1, 29):
         observation, reward, _, infos = env.step(action)
         total += env.rewards
-        account = Account(env._money, env.units, env._entry)
+        account = Account(env._accounts.cash, env.units, env._accounts.entry)
         mark = env.bars.close[env.t]
         assert_allclose(equity(account, mark), env.equity, rtol=1e-12)
         assert_allclose(observation[:, 4:6], env.units * mark / env.equity[:, None], rtol=1e-5, atol=1e-7)
         assert_allclose(
-            observation[:, 6:8], 100 * env.units * (mark - env._entry) / env.equity[:, None], rtol=1e-4, atol=1e-5
+            observation[:, 6:8],
+            100 * env.units * (mark - env._accounts.entry) / env.equity[:, None],
+            rtol=1e-4,
+            atol=1e-5,
         )
         assert_allclose(observation[:, 9], 100 * np.log(env.equity / 1e5), rtol=1e-5, atol=1e-6)
         assert_allclose(reward, env.rewards, rtol=1e-6)

@@ -11,7 +11,7 @@ N environments, A assets. Time goes from close[t] to close[t+1]:
 A bar that is missing fills nothing, nor does one whose open lies in a no-trade window: the position stays, and is
 marked at the last known price.
 
-This module is the definition. `kernel.py` computes the same in machine code, and a test holds the two together bit
+This module is the definition. `kernel.py` computes the same in the native core, and a test holds the two together bit
 for bit, so sums over assets run from the first to the last here too.
 """
 
@@ -49,7 +49,7 @@ class AccountRules(Config):
 
 
 class Limits(NamedTuple):
-    """`AccountRules` as plain numbers, in the form that the kernels take."""
+    """`AccountRules` as plain numbers, in the form that the kernel takes."""
 
     lowest: float
     gross_cap: float
@@ -87,7 +87,7 @@ def new_account(initial_cash: float, n_envs: int, n_assets: int) -> Account:
 
 
 def sum_assets(x: Array) -> Array:
-    """(N, A) -> (N,), from the first asset to the last, as the compiled kernel adds."""
+    """(N, A) -> (N,), from the first asset to the last, as the native kernel adds."""
     total = np.zeros(x.shape[0])
     for a in range(x.shape[1]):
         total = total + x[:, a]

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from tailguard.env.kernel import compiled
 from tailguard.errors import ConfigError, DataError
 from tailguard.market import Bars
 
-Array = npt.NDArray[np.float64]
 Observation = npt.NDArray[np.float32]
 
 AgentState = Literal["weight", "unrealised", "time_left", "period_return"]
@@ -73,63 +71,3 @@ def feature_rows(features: npt.ArrayLike, bars: Bars, look_back: int) -> Observa
         )
     values[:look_back] = np.nan_to_num(values[:look_back], nan=0.0, posinf=0.0, neginf=0.0)
     return np.ascontiguousarray(values.reshape(shape[0], -1))
-
-
-class AccountsNow(NamedTuple):
-    """What is shown of N accounts of A assets at the close of a bar."""
-
-    units: Array  # (N, A)
-    entry: Array  # (N, A) average price of what is held
-    equity: Array  # (N,)
-    steps: npt.NDArray[np.int64]  # (N,) of the episode so far
-    period_return: Array  # (N,)
-
-
-@compiled
-def observe(
-    t: npt.NDArray[np.int64],
-    rows: Observation,
-    mark: Array,
-    accounts: AccountsNow,
-    length: int,
-    columns: npt.NDArray[np.int64],
-    out: Observation,
-) -> None:
-    """Fill `out` (N, D): features of bar t, then what the account looks like at its close."""
-    units, entry, equity, steps, period_return = accounts
-    n_envs, n_assets = units.shape
-    weight, unrealised, time_left, period = columns
-    for n in range(n_envs):
-        now = t[n]
-        for i in range(rows.shape[1]):
-            out[n, i] = rows[now, i]
-        worth = equity[n]
-        for a in range(n_assets):
-            if weight >= 0:
-                out[n, weight + a] = units[n, a] * mark[now, a] / worth
-            if unrealised >= 0:
-                out[n, unrealised + a] = 100.0 * units[n, a] * (mark[now, a] - entry[n, a]) / worth
-        if time_left >= 0:
-            out[n, time_left] = (length - steps[n]) / length
-        if period >= 0:
-            out[n, period] = 100.0 * period_return[n]
-
-
-@compiled
-def observe_rewarded(
-    rewards: Array,
-    told: npt.NDArray[np.float32],
-    out: Observation,
-    t: npt.NDArray[np.int64],
-    rows: Observation,
-    mark: Array,
-    length: int,
-    columns: npt.NDArray[np.int64],
-    *accounts: Any,
-) -> None:
-    """`observe` after the rewards (N,) of a step are booked, and told in single precision; accounts: one by one."""
-    shown = AccountsNow(*accounts)
-    for n in range(t.size):
-        shown.period_return[n] += rewards[n]
-        told[n] = rewards[n]
-    observe(t, rows, mark, shown, length, columns, out)

@@ -121,10 +121,8 @@ def follow(
         sent = np.zeros(len(bars), dtype=np.bool_)
         sent[first + 1 : first + 1 + n_steps] = orders
         tape = tape._replace(fillable=np.ascontiguousarray(tape.fillable & sent[:, None]))
-    record, held = np.zeros((n_steps, 4)), np.zeros((n_steps, n_assets))
-    taken = kernel.follow(
-        first, wanted, float(account.initial_cash), tape, cost_rates(costs, bars.bars_per_year), limits, record, held
-    )
+    rates = cost_rates(costs, bars.bars_per_year)
+    record, held, taken = kernel.follow(first, wanted, float(account.initial_cash), tape, rates, limits)
     record[taken:, 0] = record[taken - 1, 0] if taken else account.initial_cash
     equity = record[:, :1]
     before = np.concatenate([[[float(account.initial_cash)]], equity[:-1]])

@@ -18,13 +18,10 @@ from tailguard.env.costs import Costs, cost_rates
 from tailguard.env.episodes import uniform_integers
 from tailguard.env.observation import (
     AGENT_STATE,
-    AccountsNow,
     AgentState,
     Observation,
     feature_rows,
     layout_of,
-    observe,
-    observe_rewarded,
 )
 from tailguard.env.rewards import least_equity
 from tailguard.env.tape import tape_of
@@ -95,8 +92,8 @@ class TradingVecEnv(VecEnv):
         self._limits = limits_of(self.config.account)
         self._cash = float(self.config.account.initial_cash)
         self.first, self.length, self._n_starts = episode_plan(window or (0, len(bars)), look_back, self.config)
-        market = (*self._tape, *cost_rates(self.config.costs, bars.bars_per_year), *self._limits)
-        self._rules = (self.length, least_equity(self._cash), *market)
+        self._rates = cost_rates(self.config.costs, bars.bars_per_year)
+        self._least_equity = least_equity(self._cash)
         self._starts = None if starts is None else checked_starts(starts, n_envs, self.first, self._n_starts)
         self._digest: str | None = None
         n_assets = len(bars.symbols)
@@ -112,15 +109,8 @@ class TradingVecEnv(VecEnv):
         self._actions = np.zeros((n_envs, n_assets))
         self._seed = np.arange(seed, seed + n_envs, dtype=np.int64)
         self._episode = np.full(n_envs, -1, dtype=np.int64)  # the first reset makes it 0
-        self._t = np.zeros(n_envs, dtype=np.int64)
-        self._left = self._t.copy()
-        self._steps = np.zeros(n_envs, dtype=np.int64)
-        self._money = np.full(n_envs, self._cash)
-        self._units = np.zeros((n_envs, n_assets))
-        self._entry = np.zeros((n_envs, n_assets))
-        self._period_return = np.zeros(n_envs)
-        self._out: npt.NDArray[np.float64] = np.zeros((4, n_envs))
-        self._out[0] = self._cash
+        self._accounts = kernel.new_accounts(self._cash, n_envs, n_assets)
+        self._left = self._accounts.t.copy()  # bars that the last step left
         self.rewards = np.zeros(n_envs)
         self._begin(np.arange(n_envs))
 
@@ -129,31 +119,31 @@ class TradingVecEnv(VecEnv):
     @property
     def equity(self) -> npt.NDArray[np.float64]:
         """(N,) at the close of the current bar."""
-        row: npt.NDArray[np.float64] = self._out[0]
+        row: npt.NDArray[np.float64] = self._accounts.result[0]
         return row
 
     @property
     def costs(self) -> npt.NDArray[np.float64]:
         """(N,) paid in the last step, in currency."""
-        row: npt.NDArray[np.float64] = self._out[1]
+        row: npt.NDArray[np.float64] = self._accounts.result[1]
         return row
 
     @property
     def fees(self) -> npt.NDArray[np.float64]:
         """(N,) the part of `costs` that is commission."""
-        row: npt.NDArray[np.float64] = self._out[3]
+        row: npt.NDArray[np.float64] = self._accounts.result[3]
         return row
 
     @property
     def turnover(self) -> npt.NDArray[np.float64]:
         """(N,) notional traded in the last step over equity."""
-        row: npt.NDArray[np.float64] = self._out[2]
+        row: npt.NDArray[np.float64] = self._accounts.result[2]
         return row
 
     @property
     def weights(self) -> npt.NDArray[np.float64]:
         """(N, A) held now."""
-        held: npt.NDArray[np.float64] = self._units * self._tape.mark[self._t] / self.equity[:, None]
+        held: npt.NDArray[np.float64] = self.units * self._tape.mark[self.t] / self.equity[:, None]
         return held
 
     @property
@@ -165,12 +155,12 @@ class TradingVecEnv(VecEnv):
     @property
     def units(self) -> npt.NDArray[np.float64]:
         """(N, A) held now."""
-        return self._units
+        return self._accounts.units
 
     @property
     def t(self) -> Ints:
         """(N,) current bar of each environment."""
-        return self._t
+        return self._accounts.t
 
     @property
     def attackable(self) -> npt.NDArray[np.float64]:
@@ -180,12 +170,8 @@ class TradingVecEnv(VecEnv):
 
     def observe(self) -> Observation:
         """(N, D) what the agents see now; `reset` and `step` return the same."""
-        out = np.empty((self.num_envs, self.layout.size), dtype=np.float32)
-        observe(self._t, self._rows, self._tape.mark, self._accounts_now(), self.length, self.layout.columns, out)
-        return out
-
-    def _accounts_now(self) -> AccountsNow:
-        return AccountsNow(self._units, self._entry, self._out[0], self._steps, self._period_return)
+        layout = self.layout
+        return kernel.observe(self._accounts, self._rows, self._tape.mark, self.length, layout.columns, layout.size)
 
     # stepping
 
@@ -207,47 +193,26 @@ class TradingVecEnv(VecEnv):
         return self.step_wait()
 
     def step_async(self, actions: npt.NDArray[Any]) -> None:
-        wanted = np.asarray(actions, dtype=np.float64).reshape(self._actions.shape)
-        if not kernel.finite(wanted):
+        wanted = np.ascontiguousarray(actions, dtype=np.float64).reshape(self._actions.shape)
+        if not np.isfinite(wanted).all():
             n, a = (int(i) for i in np.argwhere(~np.isfinite(wanted))[0])
             raise NonFiniteError(
-                f"Action of environment {n} for {self.bars.symbols[a]!r} is {wanted[n, a]} at bar {int(self._t[n])}; "
+                f"Action of environment {n} for {self.bars.symbols[a]!r} is {wanted[n, a]} at bar {int(self.t[n])}; "
                 f"a target weight must be a number. Look at the policy's output."
             )
         self._actions = wanted
 
     def step_wait(self) -> tuple[Observation, npt.NDArray[np.float32], npt.NDArray[np.bool_], Infos]:
-        n = self.num_envs
-        growth, ended = np.empty(n), np.empty((2, n), np.bool_)
-        n_ended = kernel.close_bar(
-            self._t,
-            self._left,
-            self._steps,
-            self._actions,
-            self._money,
-            self._units,
-            self._entry,
-            self._out,
-            growth,
-            ended,
-            *self._rules,
+        self._left = self.t.copy()
+        growth, ended, n_ended = kernel.close_bar(
+            self._accounts, self._actions, self._tape, self._rates, self._limits, self.length, self._least_equity
         )
         self.rewards = np.log(growth)  # not in the kernel: the last bit of a logarithm is the library's own
-        rewards, observation = np.empty(n, np.float32), np.empty((n, self.layout.size), np.float32)
-        observe_rewarded(
-            self.rewards,
-            rewards,
-            observation,
-            self._t,
-            self._rows,
-            self._tape.mark,
-            self.length,
-            self.layout.columns,
-            *self._accounts_now(),
-        )
+        self._accounts.period_return[:] += self.rewards
+        observation, rewards = self.observe(), self.rewards.astype(np.float32)
         infos: Infos = [
             {"equity": worth, "costs": costs, "turnover": turnover}
-            for worth, costs, turnover in zip(*self._out[:3].tolist(), strict=True)
+            for worth, costs, turnover in zip(*self._accounts.result[:3].tolist(), strict=True)
         ]
         if self._some_no_fill:
             for i in np.flatnonzero(self._no_fill[self._left + 1]).tolist():
@@ -260,27 +225,25 @@ class TradingVecEnv(VecEnv):
         self, done: npt.NDArray[np.bool_], ruined: npt.NDArray[np.bool_], last: Observation, infos: Infos
     ) -> Observation:
         """Describe the episodes that ended, start the next ones, and return the observations to act on."""
-        ended = np.flatnonzero(done)
+        accounts, ended = self._accounts, np.flatnonzero(done)
         elapsed = round(time.monotonic() - self._began, 6)
         for n in ended.tolist():
             infos[n]["terminal_observation"] = last[n].copy()
             infos[n]["TimeLimit.truncated"] = not ruined[n]
-            infos[n]["episode"] = {"r": float(self._period_return[n]), "l": int(self._steps[n]), "t": elapsed}
+            infos[n]["episode"] = {"r": float(accounts.period_return[n]), "l": int(accounts.steps[n]), "t": elapsed}
         self._begin(ended)
         return self.observe()
 
     def _begin(self, which: npt.NDArray[np.intp]) -> None:
         """Start the next episode of the environments `which` with cash only."""
         self._episode[which] += 1
-        self._t[which] = self.first if self._starts is None else self._starts[which]
+        accounts = self._accounts
+        accounts.t[which] = self.first if self._starts is None else self._starts[which]
         if self.config.random_start and self._starts is None:
-            self._t[which] += uniform_integers(self._seed[which], self._episode[which], self._n_starts)
-        self._steps[which] = 0
-        self._money[which] = self._cash
-        self._out[0, which] = self._cash
-        self._units[which] = 0.0
-        self._entry[which] = 0.0
-        self._period_return[which] = 0.0
+            accounts.t[which] += uniform_integers(self._seed[which], self._episode[which], self._n_starts)
+        for array in (accounts.steps, accounts.units, accounts.entry, accounts.period_return):
+            array[which] = 0
+        accounts.cash[which] = accounts.result[0, which] = self._cash
 
     # saving
 
@@ -288,15 +251,7 @@ class TradingVecEnv(VecEnv):
         """Arrays, and a digest of the bars they belong to: enough to go on exactly."""
         return {
             "bars": self._bars_digest(),
-            "seed": self._seed.copy(),
-            "episode": self._episode.copy(),
-            "t": self._t.copy(),
-            "steps": self._steps.copy(),
-            "cash": self._money.copy(),
-            "units": self._units.copy(),
-            "entry": self._entry.copy(),
-            "period_return": self._period_return.copy(),
-            "step_result": self._out.copy(),
+            **{name: array.copy() for name, array in self._stores().items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -313,17 +268,8 @@ class TradingVecEnv(VecEnv):
             target[...] = np.asarray(state[name])
 
     def _stores(self) -> dict[str, npt.NDArray[Any]]:
-        return {
-            "seed": self._seed,
-            "episode": self._episode,
-            "t": self._t,
-            "steps": self._steps,
-            "cash": self._money,
-            "units": self._units,
-            "entry": self._entry,
-            "period_return": self._period_return,
-            "step_result": self._out,
-        }
+        accounts = self._accounts._asdict()
+        return {"seed": self._seed, "episode": self._episode, "step_result": accounts.pop("result"), **accounts}
 
     def _bars_digest(self) -> str:
         if self._digest is None:

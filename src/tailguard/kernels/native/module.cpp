@@ -9,11 +9,13 @@
 namespace nb = nanobind;
 
 namespace tailguard {
+void bind_market(nb::module_ &module);
 void bind_scans(nb::module_ &module);
 }  // namespace tailguard
 
 NB_MODULE(_native, module) {
     module.attr("source_digest") = SOURCE_DIGEST;
     module.attr("level") = tailguard::level_name(tailguard::best_level());
+    tailguard::bind_market(module);
     tailguard::bind_scans(module);
 }
