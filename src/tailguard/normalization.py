@@ -35,6 +35,8 @@ class ReturnScaleConfig(Config):
     """Floor on sigma, in reward units."""
     max_change: Annotated[float, Field(gt=1.0)] | None = None
     """Cap on sigma's relative change per update (2 lets it at most double or halve); None leaves it free."""
+    horizon: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Updates after which returns are forgotten; None: never. Give one where rewards change their size for good."""
 
     def inert(self) -> Iterable[InertSetting]:
         if not self.enabled:
@@ -43,11 +45,12 @@ class ReturnScaleConfig(Config):
 
 
 class ReturnScale:
-    """Mean and std of the returns seen so far, merged exactly, and the snapshot the critics use."""
+    """Mean and std of the returns seen so far, or in the last updates, merged exactly, and the snapshot critics use."""
 
     def __init__(self, config: ReturnScaleConfig | None = None) -> None:
         self.config = config or ReturnScaleConfig()
         self.count, self.mean, self.m2 = 0, 0.0, 0.0
+        self.recent = np.zeros((0, 3))  # count, mean and m2 of each update that is remembered, where there is a horizon
         self.snapshot = Affine(0.0, 1.0)  # what predictions are decoded with until the next update
 
     @property
@@ -66,6 +69,22 @@ class ReturnScale:
         self.mean += shift * n / total
         self.count = total
 
+    def remember(self, returns: Floats) -> None:
+        """Mean and std of the last updates' returns, these included: exactly those, and nothing from before."""
+        horizon = self.config.horizon
+        if horizon is None:
+            self.merge(returns)
+            return
+        if self.count and not len(self.recent):  # saved without a horizon: all that was seen counts as one update
+            self.recent = np.array([[self.count, self.mean, self.m2]])
+        mean, var = float(returns.mean(dtype=np.float64)), float(returns.var(dtype=np.float64))
+        newest = [returns.size, mean, var * returns.size]
+        self.recent = np.concatenate([self.recent, [newest]])[-horizon:]
+        counts, means, m2s = self.recent.T
+        self.count = int(counts.sum())
+        self.mean = float(counts @ means) / self.count
+        self.m2 = float(m2s.sum() + counts @ np.square(means - self.mean))
+
     def calibrate(self, returns: Floats) -> None:
         """Before the first prediction is decoded: a unit of the right size, so that fresh critics start near the truth.
 
@@ -78,17 +97,27 @@ class ReturnScale:
         """Merge one rollout's returns and move the snapshot: (before, after), for the critics to follow."""
         before, first = self.snapshot, self.count == 0
         if self.config.enabled and returns.size:
-            self.merge(returns)
+            self.remember(returns)
             cap = self.config.max_change
             std = self.std if cap is None or first else float(np.clip(self.std, before.std / cap, before.std * cap))
             self.snapshot = Affine(self.mean, std)
         return before, self.snapshot
 
     def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count, "mean": self.mean, "m2": self.m2, "snapshot": list(self.snapshot)}
+        remembered = {} if self.config.horizon is None else {"recent": self.recent.copy()}
+        snapshot = list(self.snapshot)
+        return {"count": self.count, "mean": self.mean, "m2": self.m2, "snapshot": snapshot, **remembered}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        require_keys(self, state)
+        """State with or without a horizon: where there is none any more, what is remembered now stays."""
+        state = dict(state)
+        recent = np.array(state.pop("recent", np.zeros((0, 3))), dtype=np.float64).reshape(-1, 3)
+        if self.config.horizon is None:
+            recent = recent[:0]
+        require_keys(self, state if self.config.horizon is None else {**state, "recent": recent})
+        if not np.isfinite(recent).all() or (recent[:, 0] < 1).any() or (recent[:, 2] < 0).any():
+            raise StateError("recent of a return scale needs rows of a count of at least 1, a mean, and an m2 >= 0.")
+        self.recent = recent
         self.count, self.mean, self.m2 = int(state["count"]), float(state["mean"]), float(state["m2"])
         self.snapshot = Affine(*(float(number) for number in state["snapshot"]))
 

@@ -83,7 +83,7 @@ def noise(**constants: Any) -> Preset:
     Prices' own moves are taken out of the advantages, so less luck is learned; what is left of it wishes for weights of
     a hundredth or two, and the account does not trade such wishes.
     """
-    config = trading_config(vf_coef=0.5, gae_lambda=0.5, hindsight=True)
+    config = trading_config(vf_coef=0.5, gae_lambda=0.5, hindsight=True, return_scale={"horizon": 20})
     kwargs = {"log_std_init": -1.5, "log_std_end": -4.0}
     market = oracle_market("noise", **constants)
     return Preset("noise", market, config, 800_000, policy_kwargs=kwargs, no_trade_band=0.1)

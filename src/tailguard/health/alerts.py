@@ -248,6 +248,16 @@ ALERTS: tuple[Alert, ...] = (
         for_updates=5,
     ),
     Alert(
+        "warn/return_scale_stale",
+        metrics.RETURN_SCALE_RATIO,
+        above(5.0),
+        "The critics' unit remembers returns far larger than those of now, so their quantiles are coarse and pulled to "
+        "the mean.",
+        'Let the scale forget: return_scale={"horizon": 20}, in updates. Where the agent has stopped acting there is '
+        "nothing to predict.",
+        for_updates=20,
+    ),
+    Alert(
         "warn/learning_rate_floor",
         metrics.LEARNING_RATE,
         below(1e-9),

@@ -44,6 +44,11 @@ CRITICS_GRAD_RATIO = Metric("train/critics_grad_ratio", "Gradient norm of critic
 TWIN_GAP = Metric("train/twin_critics_gap", "Mean |difference| of the critics' values over the return scale's std.")
 RETURN_MEAN = Metric("train/return_scale_mean", "Mean of the returns, the critics' zero.")
 RETURN_STD = Metric("train/return_scale_std", "Std of the returns, the critics' unit.")
+RETURN_SCALE_RATIO = Metric(
+    "train/return_scale_ratio",
+    "Std of the return scale over that of the rollout's returns; times critic.huber_kappa it is the width, in spreads, "
+    "within which quantiles are pulled to the mean.",
+)
 STD = Metric("train/std", "Mean spread of a Gaussian policy, in units where the bounds are -1 and 1.")
 SKIPPED_STEPS = Metric("train/skipped_steps", "Optimizer steps skipped because loss or gradient was not finite.")
 EMPTY_EPOCHS = Metric("train/empty_epochs", "Epochs in which no batch held a valid sample.")
@@ -81,8 +86,8 @@ COVERAGE = {
 }
 COVERAGE_ERROR = Metric(
     "risk/coverage_error",
-    "Largest difference between such a share and its level; returns within 2 % of their scale from a quantile may lie "
-    "on either side of it.",
+    "Largest difference between such a share and its level; returns within 2 % of their spread in this rollout from a "
+    "quantile may lie on either side of it. Absent where the spread is below 2 % of the return scale.",
 )
 
 ACTION_SATURATION = Metric("train/action_saturation", "Share of a Gaussian policy's actions beyond their bounds.")

@@ -122,7 +122,7 @@ class DistributionalPPO(BundledAlgorithm):
         self.learner = Learner(self.policy, self.config, self.randomness.noise, self.adversary)
         self.policy.optimizer = self.learner.optimizer  # where SB3's users look for it
         self.return_scale = ReturnScale(self.config.return_scale)
-        self.risk = make_risk(self.config.risk, self.config.critic)
+        self.risk = make_risk(self.config.risk, self.config.critic, self.config.return_scale.horizon)
         self.hindsight = make_hindsight(self.config.hindsight)
         self.obs_stats = ObservationStatistics(self._vec_normalize_env)
         self.entropy = EntropyCoefficient(self.config.ent_coef, self.config.entropy)

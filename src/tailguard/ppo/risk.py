@@ -17,7 +17,7 @@ from tailguard.errors import ConfigError, InertSetting
 from tailguard.health import metrics
 from tailguard.health.metrics import Metric
 from tailguard.losses.risk import cell_masses, cvar_weights, empirical_cvar, interpolation_weights
-from tailguard.normalization import Affine, ReturnScale
+from tailguard.normalization import Affine, ReturnScale, ReturnScaleConfig
 from tailguard.policy import CriticConfig, RecurrentPolicy
 from tailguard.rollout import RolloutBuffer
 from tailguard.rollout.advantages import advantages, through_invalid
@@ -165,12 +165,13 @@ class NestedRisk(Risk):
 class EpisodeRisk(Risk):
     """CVaR of a period's return by Rockafellar and Uryasev: a second reward stream with a value of its own."""
 
-    def __init__(self, config: RiskConfig) -> None:
+    def __init__(self, config: RiskConfig, horizon: int | None = None) -> None:
+        """`horizon`: updates after which the scale of the risk value forgets; None: never."""
         super().__init__(config)
         self.recent = np.zeros((0, 2))  # return and length of the last periods
         self.dual = config.dual_init
         self.fresh = 0.0  # share of the remembered periods that the last rollout brought
-        self.scale = ReturnScale()
+        self.scale = ReturnScale(ReturnScaleConfig(horizon=horizon))
 
     @property
     def threshold(self) -> float:
@@ -319,8 +320,8 @@ def nested_advantages(target: Floats, law: Floats, levels: tuple[float, ...], al
     return result
 
 
-def make_risk(config: RiskConfig, critic: CriticConfig) -> Risk:
-    """The part a config asks for."""
+def make_risk(config: RiskConfig, critic: CriticConfig, horizon: int | None = None) -> Risk:
+    """The part a config asks for; `horizon` is that of the return scale."""
     if config.mode == "episode":
-        return EpisodeRisk(config)
+        return EpisodeRisk(config, horizon)
     return NestedRisk(config, critic) if config.mode == "nested" else Risk(config)

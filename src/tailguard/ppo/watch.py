@@ -25,7 +25,8 @@ from tailguard.rollout.opinions import laws_of_sequences
 from tailguard.rollout.targets import realised_returns
 
 N_WATCHED = 2_048  # samples of a rollout that figures of whole laws are taken from: shares are known to a percent
-SAME = 0.02  # of the return's spread: an agent that has stopped acting has one return, and a law nearly as narrow
+SAME = 0.02  # of the spread of a rollout's returns: on which side of a quantile so near an outcome lies means nothing
+NO_SPREAD = 0.02  # of the return scale: an agent that has stopped acting has one return, and no quantile can follow it
 
 
 @torch.no_grad()
@@ -80,6 +81,8 @@ def calibration_figures(buffer: RolloutBuffer, config: PPOConfig, scale: Affine)
 
     Predictions were made with weights that had not seen the rollout, so they are out of sample; of what comes after the
     rollout there is only the critics' own word.
+
+    Errors are judged in units of this rollout's own spread: the return scale may remember larger returns.
     """
     levels, alpha = config.critic.levels, config.risk.alpha
     if len(levels) < 2 or not buffer.valid.any():
@@ -93,10 +96,15 @@ def calibration_figures(buffer: RolloutBuffer, config: PPOConfig, scale: Affine)
     law = np.sort(law, -1)  # what a law says is read in order: predictions may cross
     at = np.array(list(metrics.COVERAGE))
     quantiles = law @ interpolation_weights(levels, at)
-    tolerance = SAME * scale.std if config.return_scale.enabled else 0.0  # without a scale nothing says what is small
     covered = coverage(quantiles, realised)
     figures = dict(zip(metrics.COVERAGE.values(), covered.tolist(), strict=True))
-    figures[metrics.COVERAGE_ERROR] = coverage_error(quantiles, realised, at, tolerance)
+    spread = float(realised.std())
+    if not config.return_scale.enabled:
+        figures[metrics.COVERAGE_ERROR] = coverage_error(quantiles, realised, at, SAME * spread)
+    elif spread > 0.0:
+        figures[metrics.RETURN_SCALE_RATIO] = scale.std / spread
+        if spread >= NO_SPREAD * scale.std:
+            figures[metrics.COVERAGE_ERROR] = coverage_error(quantiles, realised, at, SAME * spread)
     predicted = law @ np.asarray(cvar_weights(levels, alpha, "normal"))
     figures[metrics.PREDICTED_CVAR] = float(predicted.mean())
     if alpha < 1.0:
