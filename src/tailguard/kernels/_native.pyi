@@ -5,12 +5,106 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tailguard.kernels.layout import TrunkLayout
+
 Float64s = NDArray[np.float64]
+Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
 
 source_digest: str
 level: str
 
+class Trunk:
+    def __init__(self, layout: TrunkLayout) -> None: ...
+    def load(self, weights: Floats) -> None: ...
+    def step(self, x: Floats, hidden: Floats, cell: Floats, output: Floats, n_threads: int = 1) -> None: ...
+
+def evaluate(
+    trunks: list[Trunk],
+    arrays: list[tuple[Floats | None, ...]],
+    starts: Bools,
+    sequence_length: int,
+    where: Ints,
+    n_threads: int,
+) -> None: ...
+
+class Job:
+    scale: float
+
+class ActorJob(Job):
+    clip_range: float
+    ent_coef: float
+    kl_beta: float
+    def __init__(
+        self,
+        layout: TrunkLayout,
+        weights: Floats,
+        gradient: Floats,
+        observations: Floats,
+        starts: Bools,
+        hidden: Floats,
+        cell: Floats,
+        valid: Bools,
+        actions: Floats,
+        log_probs: Floats,
+        advantages: Floats,
+        log_std_at: int,
+        n_choices: list[int],
+    ) -> None: ...
+
+class CriticJob(Job):
+    def __init__(
+        self,
+        layout: TrunkLayout,
+        weights: Floats,
+        gradient: Floats,
+        observations: Floats,
+        starts: Bools,
+        hidden: Floats,
+        cell: Floats,
+        valid: Bools,
+        target: Floats,
+        levels: Floats,
+        kappa: float,
+        risk_layout: TrunkLayout | None = None,
+        risk: Floats | None = None,
+        risk_observations: Floats | None = None,
+    ) -> None: ...
+
+def gradients(jobs: list[Job], chosen: Ints, n_threads: int) -> list[list[float]]: ...
+
+class Tape:
+    def __init__(
+        self,
+        layout: TrunkLayout,
+        weights: Floats,
+        x: Floats,
+        starts: Bools,
+        hidden: Floats,
+        cell: Floats,
+        output: Floats,
+        features: Floats | None,
+        n_threads: int,
+    ) -> None: ...
+    def backward(
+        self,
+        d_output: Floats,
+        d_features: Floats | None,
+        gradient: Floats | None,
+        d_x: Floats | None,
+        n_threads: int,
+    ) -> None: ...
+
+def quantile_huber(
+    quantiles: Floats,
+    samples: Floats,
+    levels: Floats,
+    kappa: float,
+    loss: Floats,
+    gradient: Floats,
+    n_threads: int,
+) -> None: ...
 def reverse_scan(terms: Float64s, carried: Float64s, last: Float64s, sums: Float64s) -> None: ...
 def walk_periods(
     rewards: Float64s,

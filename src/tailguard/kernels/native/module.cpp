@@ -9,6 +9,9 @@
 namespace nb = nanobind;
 
 namespace tailguard {
+void bind_acting(nb::module_ &module);
+void bind_autograd(nb::module_ &module);
+void bind_gradients(nb::module_ &module);
 void bind_market(nb::module_ &module);
 void bind_scans(nb::module_ &module);
 }  // namespace tailguard
@@ -16,6 +19,9 @@ void bind_scans(nb::module_ &module);
 NB_MODULE(_native, module) {
     module.attr("source_digest") = SOURCE_DIGEST;
     module.attr("level") = tailguard::level_name(tailguard::best_level());
+    tailguard::bind_acting(module);
+    tailguard::bind_autograd(module);
+    tailguard::bind_gradients(module);
     tailguard::bind_market(module);
     tailguard::bind_scans(module);
 }
