@@ -29,6 +29,7 @@ from tailguard.evaluation.backtest import Backtest, backtest, backtest_periods, 
 from tailguard.evaluation.report import write_report
 from tailguard.evaluation.training_record import RiskPromise, TrainingRecord
 from tailguard.experiment import DataTask, Experiment, ExperimentConfig, PresetTask, saved_experiment
+from tailguard.files import Fields, read_json
 from tailguard.market import Bars
 from tailguard.market.features import FeatureScaler, FeatureSet
 from tailguard.market.splits import picture
@@ -43,6 +44,7 @@ EXAM_BARS = 10_000
 EXAM_SEED = 1_000_000
 """Added to the seed of the run, so that no training draw is an exam."""
 SCALER_FILE = "scaler.json"
+LARGEST_SCALER = 2**26
 NEW_BARS = "new-bars"
 """The split that bars of other files than those of the training are."""
 WALK_FORWARD = "walk-forward"
@@ -192,10 +194,17 @@ def remembered(folder: Path) -> tuple[tuple[str, ...], FeatureScaler]:
     path = folder / SCALER_FILE
     if not path.is_file():
         raise ConfigError(f"{path} is missing, so new bars cannot be scaled as in training. Train the run again.")
-    said = json.loads(path.read_text(encoding="utf-8"))
-    scaler = FeatureScaler()
-    scaler.load_state_dict(said["scaler"])
-    return tuple(said["symbols"]), scaler
+    said = Fields(read_json(path, ConfigError, LARGEST_SCALER), str(path), ConfigError)
+    scaler, symbols = FeatureScaler(), said.values.get("symbols")
+    if not isinstance(symbols, list) or not symbols or not all(isinstance(name, str) for name in symbols):
+        raise said.wrong("symbols", "a list of names")
+    try:
+        scaler.load_state_dict(said.mapping("scaler"))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: scaler is damaged: {error} Restore it from a copy, or train the run again."
+        ) from None
+    return tuple(symbols), scaler
 
 
 def examine(folder: RunFolder, part: Part = "test", files: Sequence[str] = ()) -> Assessment:
@@ -263,7 +272,12 @@ def returns_of_others(folder: RunFolder, trials: Sequence[ledger.Trial], strateg
         name = evaluation_name(trials[0].split, trials[0].data)
         path = evaluation_folder(RunFolder(folder.path.parent / run)) / f"{name}.parquet"
         if path.is_file() and len(found) < MOST_COMPARED_TRIALS:
-            bars, returns = assessments.returns_by_bar(path)
+            try:
+                bars, returns = assessments.returns_by_bar(path)
+            except assessments.UNREADABLE as error:
+                raise DataError(
+                    f"{path} is damaged: {str(error).splitlines()[0]}. Make it anew with `tailguard evaluate {run}`."
+                ) from None
             if np.array_equal(bars, strategy.fill_at):
                 found.append(returns)
     return np.column_stack(found) if found else None

@@ -6,9 +6,10 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from math import isfinite
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from tailguard.errors import ConfigError, TailguardError
 
@@ -86,19 +87,22 @@ def line_name(path: str | Path, number: int) -> str:
     return f"{path}, line {number}"
 
 
-def json_object(data: bytes, where: str, error: Raises) -> dict[str, Any]:
-    """A JSON object in which no key comes twice and every number is finite and of a usual size.
+def json_object(data: bytes, where: str, error: Raises, or_nan: bool = False) -> dict[str, Any]:
+    """A JSON object in which no key comes twice, every number is finite and of a usual size, and all text is text.
 
-    NaN and Infinity are no JSON; Python's parser would take them, and the last of two equal keys.
+    NaN and Infinity are no JSON; Python's parser would take them, and the last of two equal keys, and half a character.
+    or_nan: files of earlier versions hold NaN
     """
     try:
         parsed = json.loads(
             data,
             object_pairs_hook=without_repeats,
-            parse_constant=refuse_constant,
+            parse_constant=float if or_nan else refuse_constant,
             parse_float=finite_float,
             parse_int=usual_int,
         )
+        if b"\\ud" in data.lower():
+            json.dumps(parsed, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as problem:
         what = "it is nested too deeply" if isinstance(problem, RecursionError) else str(problem)
         raise error(f"{where} is not valid JSON: {what}. It begins {data[:60]!r}.") from None
@@ -173,18 +177,34 @@ class Fields:
             raise self.wrong(name, "text")
         return value
 
+    def text_or_none(self, name: str) -> str | None:
+        return None if name in self.values and self.values[name] is None else self.text(name)
+
     def mapping(self, name: str) -> dict[str, Any]:
         value = self.values.get(name)
         if not isinstance(value, dict):
             raise self.wrong(name, "an object")
         return value
 
-    def numbers(self, name: str) -> dict[str, float]:
-        """An object of numbers."""
+    def numbers(self, name: str, or_null: bool = False) -> dict[str, Any]:
+        """An object of numbers; with `or_null` some of them may be unknown."""
         found = self.mapping(name)
-        if not all(type(value) in (int, float) for value in found.values()):
+        if not all(type(value) in (int, float) or (or_null and value is None) for value in found.values()):
             raise self.wrong(name, "an object of numbers")
-        return {key: float(value) for key, value in found.items()}
+        return found
+
+
+T = TypeVar("T")
+KINDS: dict[Any, Any] = {"int": int, "float": int | float, "str": str, "bool": bool}
+
+
+def of_its_types(record: T) -> T:
+    """A dataclass whose plain fields have the types that it declares; a TypeError names the one that has not."""
+    for field in fields(record):  # type: ignore[arg-type]
+        kind, value = KINDS.get(field.type), getattr(record, field.name)
+        if kind is not None and not isinstance(value, kind):
+            raise TypeError(f"{field.name} is {str(value)[:60]!r}, expected {field.type}")
+    return record
 
 
 def refuse_unusable_path(path: str | Path, error: Raises = ConfigError, what: str = "The name") -> None:

@@ -53,7 +53,8 @@ def start(
 
 def exit_on_alerts(folder: RunFolder) -> None:
     """End with 1 when the training raised an alert, at any time; say which."""
-    raised = {str(row["alert"]) for row in rows_of(folder.alerts_file)} if folder.alerts_file.exists() else set()
+    rows = rows_of(folder.alerts_file) if folder.alerts_file.exists() else ()
+    raised = {str(row.get("alert", "an alert without name")) for row in rows}
     if raised:
         typer.echo(f"alerts were raised: {', '.join(sorted(raised))}; see {folder.alerts_file}", err=True)
         raise typer.Exit(1)

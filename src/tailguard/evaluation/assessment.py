@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from polars.exceptions import PanicException, PolarsError
 
 from tailguard.env import AccountRules, Costs, limits_of, requested_weights
 from tailguard.errors import DataError
@@ -31,6 +32,7 @@ from tailguard.evaluation.backtest import (
 from tailguard.evaluation.ledger import Trial, TrialCount
 from tailguard.evaluation.significance import Interval, backtest_overfitting
 from tailguard.evaluation.verdict import Verdict, in_sample, judge
+from tailguard.files import json_object, of_its_types, read_regular
 from tailguard.losses.calibration import coverage
 from tailguard.market import Bars
 
@@ -39,6 +41,8 @@ Array = npt.NDArray[np.float64]
 FORMAT = 2
 STAMPED_AT_CLOSES = 1
 """The format before: `ts` was the close of a bar, `decided` that of the one before it, targets were raw."""
+LARGEST_RECORD = 2**26
+UNREADABLE = (PolarsError, PanicException, OSError)
 OVERFITTING_BLOCKS = 16
 
 
@@ -339,11 +343,22 @@ def load(folder: Path, name: str) -> Assessment:
     text, rows = folder / f"{name}.json", folder / f"{name}.parquet"
     if not (text.is_file() and rows.is_file()):
         raise DataError(f"There is no evaluation {name!r} in {folder}. Make one with `tailguard evaluate`.")
-    said: Mapping[str, Any] = json.loads(text.read_text(encoding="utf-8"))
+    said = json_object(read_regular(text, LARGEST_RECORD, DataError), str(text), DataError, or_nan=True)
     if said.get("format") not in (FORMAT, STAMPED_AT_CLOSES):
         raise DataError(f"{text} was written in format {said.get('format')!r}, this version reads {FORMAT}.")
+    try:
+        return assembled(said, pl.read_parquet(rows))
+    except (*UNREADABLE, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise DataError(
+            f"{text} and {rows.name} are no evaluation: {type(error).__name__}: {str(error).splitlines()[0][:200]}. "
+            "One of them is damaged or was edited; make them anew with `tailguard evaluate`."
+        ) from None
+
+
+def assembled(said: Mapping[str, Any], rows: pl.DataFrame) -> Assessment:
+    """From what its two files hold."""
     symbols, account = tuple(said["symbols"]), AccountRules(**said["account"])
-    frame = in_todays_format(pl.read_parquet(rows), symbols, account)
+    frame = in_todays_format(rows, symbols, account)
     requested = frame.select([f"requested:{symbol}" for symbol in symbols]).to_numpy()
     own = Backtest(
         symbols=symbols,
@@ -368,7 +383,9 @@ def load(folder: Path, name: str) -> Assessment:
     verdict = said["verdict"]
     calibration, optimum = said["calibration"], said["optimum"]
     return Assessment(
-        subject=Subject(**{**said["subject"], "facts": tuple((a, b) for a, b in said["subject"]["facts"])}),
+        subject=of_its_types(
+            Subject(**{**said["subject"], "facts": tuple((str(a), str(b)) for a, b in said["subject"]["facts"])})
+        ),
         costs=Costs(**said["costs"]),
         account=account,
         strategy=own,
@@ -378,13 +395,15 @@ def load(folder: Path, name: str) -> Assessment:
             for kind, multiple, delay in said["stress"]
         ),
         break_even_bps=said["break_even_bps"],
-        verdict=Verdict(
-            **{
-                **verdict,
-                "reasons": tuple(verdict["reasons"]),
-                "sharpe": Interval(*verdict["sharpe"]),
-                "alpha": Interval(*verdict["alpha"]),
-            }
+        verdict=of_its_types(
+            Verdict(
+                **{
+                    **verdict,
+                    "reasons": tuple(verdict["reasons"]),
+                    "sharpe": Interval(*map(float, verdict["sharpe"])),
+                    "alpha": Interval(*map(float, verdict["alpha"])),
+                }
+            )
         ),
         folds=tuple(Fold(kind, first) for kind, first in said["folds"]),
         overfitting=said["overfitting"],
@@ -393,6 +412,6 @@ def load(folder: Path, name: str) -> Assessment:
         )
         if calibration
         else None,
-        optimum=OptimumFound(**optimum) if optimum else None,
+        optimum=of_its_types(OptimumFound(**optimum)) if optimum else None,
         checks=tuple((what, bool(held)) for what, held in said["checks"]),
     )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tailguard.errors import DataError
+from tailguard.files import json_object, of_its_types, read_regular
 
 FORMAT = 1
 FILE = "attack.json"
+LARGEST_RECORD = 2**26
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,23 @@ def read_record(folder: Path) -> AttackRecord | None:
     path = folder / FILE
     if not path.is_file():
         return None
-    said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    said = json_object(read_regular(path, LARGEST_RECORD, DataError), str(path), DataError, or_nan=True)
     if said.pop("format", None) != FORMAT:
         raise DataError(f"{path} was written by another version. Run `tailguard attack` again.")
-    curves = [
-        Curve(**{**curve, "points": tuple(Point(**{**p, "by_seed": tuple(p["by_seed"])}) for p in curve["points"])})
-        for curve in said["curves"]
-    ]
-    bounds = tuple(Bound(**bound) for bound in said["bounds"])
-    return AttackRecord(**{**said, "curves": tuple(curves), "bounds": bounds})
+    try:
+        curves = tuple(checked_curve(curve) for curve in said["curves"])
+        bounds = tuple(of_its_types(Bound(**bound)) for bound in said["bounds"])
+        record = of_its_types(AttackRecord(**{**said, "curves": curves, "bounds": bounds}))
+        if not curves:
+            raise ValueError("it has no curves")
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise DataError(f"{path} is not a record of attacks: {error}. Run `tailguard attack` again.") from None
+    return record
+
+
+def checked_curve(said: Mapping[str, Any]) -> Curve:
+    """A curve with points, all of them numbers."""
+    points = tuple(of_its_types(Point(**{**point, "by_seed": tuple(point["by_seed"])})) for point in said["points"])
+    if not points or not all(isinstance(mean, int | float) for point in points for mean in point.by_seed):
+        raise TypeError("a curve without points, or a mean that is no number")
+    return of_its_types(Curve(**{**said, "points": points}))

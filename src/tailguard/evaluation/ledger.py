@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tailguard.errors import DataError
+from tailguard.files import LARGEST_LINES, Fields, json_object, line_name, read_regular
 
 FILE = "trials.jsonl"
 
@@ -73,18 +74,29 @@ def read(folder: Path) -> list[Trial]:
     path = folder / FILE
     if not path.is_file():
         return []
-    known = {field.name for field in fields(Trial)}
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            row = json.loads(line)
-            rows.append(Trial(**{name: value for name, value in row.items() if name in known}))
-        except (ValueError, TypeError, AttributeError):
-            raise DataError(
-                f"{path}, line {number} is not a trial: {line[:80]!r}. The ledger is append-only; restore the line, or "
-                f"remove it if it was cut off by a crash."
-            ) from None
-    return rows
+    return [
+        trial_in(line, line_name(path, number))
+        for number, line in enumerate(read_regular(path, LARGEST_LINES, DataError).split(b"\n"), 1)
+        if line.strip()
+    ]
+
+
+def trial_in(line: bytes, where: str) -> Trial:
+    """A row from its line; the Sharpe ratio of returns that are all alike is NaN."""
+    try:
+        row = Fields({"time": "", **json_object(line, where, DataError, or_nan=True)}, where, DataError)
+        for name in ("data", "split", "run", "config", "returns", "time"):
+            row.text(name)
+        for name in ("seed", "step", "n_bars"):
+            row.count(name)
+        row.count("fold") if row.values.get("fold") is not None else row.number_or_none("fold")
+        row.number("sharpe_per_bar")
+    except DataError as error:
+        raise DataError(
+            f"{where} is not a trial: {error} The ledger is append-only; restore the line, or remove it if it was cut "
+            "off by a crash."
+        ) from None
+    return Trial(**{field.name: row.values[field.name] for field in fields(Trial)})
 
 
 def gather(runs: Path, data: str, split: str) -> list[Trial]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
@@ -12,8 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tailguard.errors import DataError
 from tailguard.evaluation import measures
 from tailguard.evaluation.attack_record import AttackRecord, read_record
+from tailguard.files import Fields, line_name, read_json_lines
 
 Array = npt.NDArray[np.float64]
 
@@ -56,7 +57,7 @@ class TrainingRecord:
 
     def series(self, name: str) -> tuple[Array, Array]:
         """Steps and values of a metric, where it was logged."""
-        found = [(row.get("step", i), row[name]) for i, row in enumerate(self.rows) if finite(row.get(name))]
+        found = [(row["step"], row[name]) for row in self.rows if finite(row.get(name))]
         return np.array([x for x, _ in found], dtype=np.float64), np.array([y for _, y in found], dtype=np.float64)
 
 
@@ -65,13 +66,7 @@ def finite(value: object) -> bool:
 
 
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file; a last line torn by a kill is left out."""
-    if not path.is_file():
-        return
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            yield row
+    """The whole lines of a file; a last line torn by a kill is left out, and any other damage is named."""
+    for number, row in read_json_lines(path, DataError) if path.is_file() else ():
+        Fields(row, line_name(path, number), DataError).count("step")
+        yield row

@@ -27,10 +27,12 @@ from tailguard.checkpoint import digest, read_bundle, write_file
 from tailguard.errors import CheckpointError, ConfigError
 from tailguard.examination import remember
 from tailguard.experiment import Experiment
+from tailguard.files import read_json
 from tailguard.health.metrics import FAILED_READY_CHECKS
 from tailguard.population.config import PopulationConfig, load_saved_population
 from tailguard.population.history import ancestry, history, latest
 from tailguard.population.journal import Journal
+from tailguard.population.replay import replayed
 from tailguard.population.scheduler import (
     Command,
     Event,
@@ -102,11 +104,11 @@ class Population:
 
     def restart(self) -> list[Command]:
         """Replay the journal; what it leaves under way is asked for again, and what is finished is adopted."""
-        commands = self.scheduler.start()
-        events, lines = self.journal.events(), self.journal.read()
-        if lines:
-            commands = self.scheduler.replay(events)
+        lines = self.journal.read()
         self.told = latest(history(lines))
+        commands, events = replayed(self.scheduler, lines, self.journal.path)
+        for command in commands:
+            self.require_bundle(command)
         self.journal.append("resume" if events else "start", time=time.time())
         for event in events:
             if isinstance(event, Report):
@@ -114,6 +116,16 @@ class Population:
         for leftover in (self.folder / "bundles").glob("*/.*"):
             shutil.rmtree(leftover, ignore_errors=True)
         return commands
+
+    def require_bundle(self, command: Command) -> None:
+        """Refuse to go on from a bundle that is not there: every attempt at the segment would fail."""
+        bundle = command.bundle if isinstance(command, RunSegment) else None
+        if bundle is not None and not bundle_path(self.folder, bundle).is_dir():
+            raise CheckpointError(
+                f"{bundle_path(self.folder, bundle)} is missing, and member {command.member} goes on from it in round "
+                f"{command.round}. Either it was removed, or {self.journal.path} was edited: put a copy back, or start "
+                "the population anew under another --run."
+            )
 
     # commands out, events in
 
@@ -240,7 +252,7 @@ class Population:
         """Whether the run is there already; one of somebody else under that name is not overwritten."""
         if not run.config_file.exists():
             return False
-        if json.loads(run.manifest_file.read_bytes()).get("population") != str(self.folder):
+        if read_json(run.manifest_file, ConfigError).get("population") != str(self.folder):
             raise ConfigError(
                 f"{run.path} is a run of something else, so the best member cannot go there. Move it away."
             )

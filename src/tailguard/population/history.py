@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tailguard.errors import CheckpointError
+from tailguard.files import Fields, line_name
 from tailguard.population.space import Value
 
 
@@ -28,20 +30,32 @@ TOLD = ("step", "cpu_seconds", "train_cpu_seconds", "alerts", "metrics")
 
 
 def history(lines: Iterable[Mapping[str, Any]]) -> list[Finished]:
-    """The finished segments, in the order in which they were reported."""
-    return [
-        Finished(
-            int(line["member"]),
-            int(line["round"]),
-            line["score"],
-            line["hyperparameters"],
-            line["source"],
-            float(line["seconds"]),
-            {name: line[name] for name in TOLD if name in line},
-        )
-        for line in lines
-        if line["event"] == "report"
-    ]
+    """The finished segments, in the order in which they were reported. lines: of a journal, from its first on"""
+    return [finished(line, number) for number, line in enumerate(lines, 1) if line["event"] == "report"]
+
+
+def finished(line: Mapping[str, Any], number: int) -> Finished:
+    """A segment from its line."""
+    fields = Fields(line, line_name("The journal", number), CheckpointError)
+    settings, told = fields.mapping("hyperparameters"), {name: line[name] for name in TOLD if name in line}
+    if not all(isinstance(value, bool | int | float | str) for value in settings.values()):
+        raise fields.wrong("hyperparameters", "an object of numbers, words and switches")
+    for name in told:
+        if name == "step":
+            fields.count(name)
+        elif name in ("alerts", "metrics"):
+            fields.numbers(name, or_null=True)
+        else:
+            fields.number(name)
+    return Finished(
+        fields.count("member"),
+        fields.count("round"),
+        fields.number_or_none("score"),
+        settings,
+        None if line.get("source") is None and "source" in line else fields.count("source"),
+        fields.number("seconds"),
+        told,
+    )
 
 
 def latest(segments: Iterable[Finished]) -> dict[int, Mapping[str, Any]]:

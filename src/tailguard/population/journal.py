@@ -1,4 +1,7 @@
-"""The journal of a population: what happened, one fsynced JSON line per event. Restarting is replaying it."""
+"""The journal of a population: what happened, one fsynced JSON line per event. Restarting is replaying it.
+
+Every line says which line it is, so that one that was lost, moved or written twice is found.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,11 @@ from typing import Any
 
 from tailguard.checkpoint import sync_directory
 from tailguard.errors import CheckpointError
+from tailguard.files import LARGEST_LINES, Fields, json_object, line_name, read_regular
 from tailguard.population.scheduler import Event, Failure, ReadyCheck, Report
+
+KINDS = ("report", "failure", "ready_check")
+MARKS = ("start", "resume")
 
 
 class Journal:
@@ -19,39 +26,58 @@ class Journal:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.n_lines: int | None = None  # known once it has been read
 
     def read(self) -> list[dict[str, Any]]:
-        """Every whole line; what a crash left of a last one is cut off."""
+        """Every whole line, its fields checked; what a crash left of a last one is cut off."""
         if not self.path.exists():
+            self.n_lines = 0
             return []
-        data = self.path.read_bytes()
+        data = read_regular(self.path, LARGEST_LINES, CheckpointError)
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) != len(data):
             os.truncate(self.path, len(whole))
+        lines = [self.parsed(number, line) for number, line in enumerate(whole.split(b"\n")[:-1], 1)]
+        self.n_lines = len(lines)
+        return lines
+
+    def parsed(self, number: int, data: bytes) -> dict[str, Any]:
+        """One line; an error names it and the field that is wrong."""
+        where = line_name(self.path, number)
         try:
-            return [dict(json.loads(line)) for line in whole.splitlines()]
-        except ValueError as error:
+            line = json_object(data, where, CheckpointError)
+            fields = Fields(line, where, CheckpointError)
+            if "line" in line and fields.count("line") != number:
+                raise CheckpointError(f"{where} says that it is line {line['line']}: lines were lost, moved or added.")
+            if fields.text("event") in KINDS:
+                event_of(line, where)
+            elif line["event"] not in MARKS:
+                raise fields.wrong("event", f"one of {', '.join((*KINDS, *MARKS))}")
+        except CheckpointError as error:
             raise CheckpointError(
-                f"{self.path} is damaged: {error}. A population cannot be resumed without its journal; start anew."
+                f"{error}\nThe journal is damaged or was edited, and a population cannot be resumed without it: put a "
+                "copy of it back, or start anew."
             ) from None
+        return line
 
     def events(self) -> list[Event]:
         """What the scheduler is to be told again."""
         return [event_of(line) for line in self.read() if line["event"] in KINDS]
 
     def append(self, event: Event | str, **about: Any) -> None:
-        """Write one event durably; `about` is for readers and is ignored on replay."""
-        line = {**(line_of(event) if not isinstance(event, str) else {"event": event}), **about}
+        """Write one event durably; `about` is for readers, and for the check that a replay arrives at the same."""
+        if self.n_lines is None:
+            self.read()
         fresh = not self.path.exists()
+        number = (self.n_lines or 0) + 1
+        line = {**(line_of(event) if not isinstance(event, str) else {"event": event}), **about, "line": number}
         with self.path.open("ab") as file:
             file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+        self.n_lines = number
         if fresh:
             sync_directory(self.path.parent)
-
-
-KINDS = ("report", "failure", "ready_check")
 
 
 def line_of(event: Event) -> dict[str, Any]:
@@ -63,12 +89,15 @@ def line_of(event: Event) -> dict[str, Any]:
     return {"event": "report", **vars(event), "score": event.score if isfinite(event.score) else None}
 
 
-def event_of(line: Mapping[str, Any]) -> Event:
-    """The event that `line_of` wrote."""
+def event_of(line: Mapping[str, Any], where: str = "The line") -> Event:
+    """The event that `line_of` wrote; earlier versions kept no figures and no alerts."""
     if line["event"] == "ready_check":
         return ReadyCheck()
+    fields = Fields({"figures": {}, "alerts": {}, **line}, where, CheckpointError)
+    member, finished_round = fields.count("member"), fields.count("round")
     if line["event"] == "failure":
-        return Failure(int(line["member"]), int(line["round"]), int(line["attempt"]), str(line["reason"]))
-    score = nan if line["score"] is None else float(line["score"])
-    kept = line.get("figures", {}), line.get("alerts", {})  # earlier versions kept none
-    return Report(int(line["member"]), int(line["round"]), score, line["bundle"], *kept)
+        return Failure(member, finished_round, fields.count("attempt"), fields.text("reason"))
+    score = fields.number_or_none("score")
+    bundle = fields.text_or_none("bundle")
+    kept = fields.numbers("figures"), fields.numbers("alerts")
+    return Report(member, finished_round, nan if score is None else score, bundle, *kept)

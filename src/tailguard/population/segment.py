@@ -26,8 +26,15 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from tailguard.checkpoint import read_bundle, sync_directory, write_synced
-from tailguard.errors import CheckpointError, DamagedCheckpointError, NonFiniteError, TrainingDivergedError
+from tailguard.errors import (
+    CheckpointError,
+    DamagedCheckpointError,
+    NonFiniteError,
+    StateError,
+    TrainingDivergedError,
+)
 from tailguard.experiment import Experiment, Task
+from tailguard.files import LARGEST_TEXT, Fields, read_regular
 from tailguard.population.config import PopulationConfig, saved_population
 from tailguard.population.exploit import exploit
 from tailguard.population.scheduler import Report, RunSegment
@@ -128,7 +135,10 @@ def work(folder: Path, segment: RunSegment, plan: Plan, beat: Beat) -> Report:
         clock.append(time.process_time())
         pace = train(agent, segment, config, beat)
         clock.append(time.process_time())
-        agent.checkpoint(aside / AGENT)
+        try:
+            agent.checkpoint(aside / AGENT)
+        except StateError as error:  # its last update left numbers that are not finite
+            raise TrainingDivergedError(str(error)) from None
         score = validate(agent, plan, beat) if config.population.score == "validation" else pace.mean_return
         clock.append(time.process_time())
         about = {
@@ -225,7 +235,29 @@ def told(agent: DistributionalPPO, clock: Sequence[float]) -> dict[str, Any]:
 
 def told_of(folder: Path, name: str) -> Mapping[str, Any]:
     """What a finished segment has to tell; a segment of an earlier version has nothing."""
-    return dict(json.loads((segment_path(folder, name) / ABOUT).read_bytes()).get("told", {}))
+    return dict(about_of(segment_path(folder, name)).get("told", {}))
+
+
+def about_of(place: Path) -> dict[str, Any]:
+    """The record of a finished segment; scores may be NaN."""
+    try:
+        about = json.loads(read_regular(place / ABOUT, LARGEST_TEXT, CheckpointError))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise DamagedCheckpointError(f"{place / ABOUT} is not valid JSON: {error}.") from None
+    if not isinstance(about, dict):
+        raise DamagedCheckpointError(f"{place / ABOUT} holds {str(about)[:60]!r}; expected an object.")
+    return about
+
+
+def recorded_score(folder: Path, name: str) -> float | None:
+    """What a segment wrote down as its score; None where it is not there any more, or cannot be read."""
+    try:
+        score = about_of(segment_path(folder, name))["score"]
+    except (CheckpointError, KeyError):
+        return None
+    return float(score) if isinstance(score, int | float) and isfinite(score) else None
 
 
 @torch.inference_mode()
@@ -257,22 +289,29 @@ def figures_of_source(folder: Path, segment: RunSegment) -> Mapping[str, float]:
     """The last figures of the agent that a copy began as; nothing for who is no copy."""
     if segment.source is None or segment.bundle is None:
         return {}
-    about = json.loads((segment_path(folder, segment.bundle) / ABOUT).read_bytes())
+    about = about_of(segment_path(folder, segment.bundle))
     return dict(about.get("figures", {}))
 
 
 def report_of(segment: RunSegment, about: Mapping[str, Any]) -> Report:
     """What is told of a finished segment; earlier versions kept no figures."""
     name = bundle_name(segment.member, segment.round)
-    kept = about.get("figures", {}), about.get("alerts", {})
-    return Report(segment.member, segment.round, float(about["score"]), name, *kept)
+    fields = Fields({"figures": {}, "alerts": {}, **about}, name, DamagedCheckpointError)
+    return Report(
+        segment.member,
+        segment.round,
+        fields.number("score"),
+        name,
+        fields.numbers("figures"),
+        fields.numbers("alerts"),
+    )
 
 
 def finished(folder: Path, segment: RunSegment) -> Report | None:
     """The report of a segment that has been done, when all of it is there and from the very same inputs."""
     place = segment_path(folder, bundle_name(segment.member, segment.round))
     try:
-        about = json.loads((place / ABOUT).read_bytes())
+        about = about_of(place) if (place / ABOUT).is_file() else {}
         if about["inputs"] != inputs_of(segment) or not (place / AGENT).is_dir():
             return None
         read_bundle(place / AGENT)

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from tailguard.checkpoint import named_failure, write_file
 from tailguard.errors import RunError
+from tailguard.files import Fields, line_name, read_json_lines
 from tailguard.run.folder import RunFolder
 
 
@@ -106,14 +107,12 @@ def cut(file: Path, step: int) -> list[dict[str, Any]]:
 
 
 def rows_of(file: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a JSON-lines file; only the last may be torn by a kill."""
-    lines = file.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line) if line.strip() else None
-        except ValueError:
-            if number >= len(lines) - 1:
-                return
-            raise RunError(f"{file}, line {number} is damaged: {line[:80]!r}. Remove that line and resume.") from None
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
-            yield row
+    """The whole lines of a JSON-lines file, their fields checked; only the last may be torn by a kill."""
+    for number, row in read_json_lines(file, RunError):
+        fields = Fields(row, line_name(file, number), RunError)
+        fields.count("step")
+        if row.get("time") is not None:
+            fields.number("time")
+        if "alert" in row:
+            fields.text("alert")
+        yield row
