@@ -40,7 +40,8 @@ NOISE: tuple[Replaced, ...] = (
 FIGURES: tuple[Replaced, ...] = (
     (algorithm, "rollout_figures", lambda *_: {}),
     (algorithm, "calibration_figures", lambda *_: {}),
-    (algorithm, "memory_figures", lambda *_: {}),
+    (algorithm, "state_figures", lambda *_: {}),
+    (algorithm, "gradient_figures", lambda *_: {}),
     (algorithm, "explained_variance", lambda *_: 0.0),
     (objective, "ratio_figures", lambda *_: (0.0, 0.0)),
     (update, "critic_norms", lambda *_: {}),

@@ -3,77 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from math import inf, isfinite
 from typing import Any
 
 from stable_baselines3.common.logger import Logger
 
 from tailguard.errors import ConfigError
 from tailguard.health import metrics
-from tailguard.health.metrics import Metric
+from tailguard.health.alert import Alert, above, below, outside, per_trunk
 from tailguard.health.trends import Trends
 
-
-@dataclass(frozen=True)
-class Rule:
-    """When a figure is wrong: outside [low, high]."""
-
-    low: float
-    high: float
-
-    def __call__(self, value: float) -> bool:
-        return not self.low <= value <= self.high
-
-    def __str__(self) -> str:
-        if isfinite(self.low) and isfinite(self.high):
-            return f"outside {self.low:g} to {self.high:g}"
-        return f"below {self.low:g}" if isfinite(self.low) else f"above {self.high:g}"
-
-
-def above(limit: float) -> Rule:
-    return Rule(-inf, limit)
-
-
-def below(limit: float) -> Rule:
-    return Rule(limit, inf)
-
-
-def outside(low: float, high: float) -> Rule:
-    return Rule(low, high)
-
-
-@dataclass(frozen=True)
-class Alert:
-    """Fires after `for_updates` updates in a row in which the rule held for the metric."""
-
-    name: str
-    metric: Metric
-    fires: Rule
-    meaning: str
-    advice: str
-    for_updates: int = 1
-
-    @property
-    def when(self) -> str:
-        """The rule in words."""
-        return str(self.fires)
-
-    def sentence(self, value: float | None, since: str) -> str:
-        """What, since when, and what to do, in one line."""
-        figure = "unknown" if value is None else f"{value:.3g}"
-        return f"{self.name}: {self.metric.name} = {figure}, since {since}. {self.meaning} {self.advice}"
-
-    def described(self, value: float | None, since: int) -> dict[str, Any]:
-        """As a line of alerts.jsonl."""
-        return {
-            "alert": self.name,
-            "metric": self.metric.name,
-            "value": value,
-            "since": since,
-            "meaning": self.meaning,
-            "advice": self.advice,
-        }
+__all__ = ["ALERTS", "Alert", "AlertMonitor", "above", "below", "outside"]
 
 
 ALERTS: tuple[Alert, ...] = (
@@ -305,6 +244,32 @@ ALERTS: tuple[Alert, ...] = (
         "Costs eat nearly all of a real gross profit.",
         "Train longer, lower exploration (log_std_init), raise gamma so that holding pays, or use a no-trade band.",
         for_updates=20,
+    ),
+    *per_trunk(
+        "warn/{trunk}_trunk_vanishing_gradients",
+        metrics.TRUNK_GRAD_SHARE,
+        below(1e-5),
+        "A layer in the trunk of {of} receives no gradient, or next to none, while its head does: it no longer learns.",
+        "Look for dead or saturated units (activation_fn, observations that are not normalized) or a detached layer; "
+        "start afresh with a lower learning rate.",
+        for_updates=5,
+    ),
+    *per_trunk(
+        "warn/{trunk}_lstm_death",
+        metrics.TRUNK_DEAD_SHARE,
+        above(0.9),
+        "Nearly all recurrent units of {of} are silent: its memory holds nothing.",
+        "If those of other trunks are not, its gates have closed: start afresh with a lower learning rate. Otherwise "
+        "check that observations are not zero.",
+        for_updates=3,
+    ),
+    *per_trunk(
+        "warn/{trunk}_lstm_saturation",
+        metrics.TRUNK_SATURATED_SHARE,
+        above(0.9),
+        "Nearly all recurrent units of {of} are saturated: they pass on no gradient.",
+        "Normalize the observations or lower the learning rate.",
+        for_updates=3,
     ),
 )
 

@@ -17,6 +17,15 @@ class Metric:
     meaning: str
 
 
+TRUNK_NAMES = {"actor": "the actor", "critic": "the only critic", "critic1": "critic 1", "critic2": "critic 2"}
+"""Names of the trunks in metrics and alerts, and in a sentence: `critic1` and `critic2` are twins."""
+
+
+def per_trunk(name: str, meaning: str) -> dict[str, Metric]:
+    """One metric for each trunk; `{trunk}` and `{of}` stand for its name, as in metrics and in a sentence."""
+    return {trunk: Metric(name.format(trunk=trunk), meaning.format(of=of)) for trunk, of in TRUNK_NAMES.items()}
+
+
 POLICY_LOSS = Metric("train/policy_gradient_loss", "Clipped surrogate loss, mean over the update's batches.")
 VALUE_LOSS = Metric("train/value_loss", "Value loss, mean over critics and batches, in normalized units.")
 ENTROPY = Metric("train/entropy", "Entropy of the policy, mean over samples.")
@@ -102,6 +111,19 @@ RETURN_SCALE_CHANGE = Metric("train/return_scale_change", "|log| of the factor b
 CELL_MAX = Metric("lstm/cell_max_abs", "Largest |cell| of any trunk at the end of the rollout.")
 SATURATED_SHARE = Metric("lstm/saturated_share", "Share of hidden units with |h| > 0.99 at the end of the rollout.")
 DEAD_SHARE = Metric("lstm/dead_share", "Share of hidden units with |h| < 1e-6 at the end of the rollout.")
+TRUNK_DEAD_SHARE = per_trunk(
+    "lstm/{trunk}_dead_share", "Share of hidden units with |h| < 1e-6 in the memory of {of}; its worst layer."
+)
+TRUNK_SATURATED_SHARE = per_trunk(
+    "lstm/{trunk}_saturated_share", "Share of hidden units with |h| > 0.99 in the memory of {of}; its worst layer."
+)
+TRUNK_CELL_MAX = per_trunk("lstm/{trunk}_cell_max_abs", "Largest |cell| in the memory of {of}.")
+TRUNK_GRAD_NORM = per_trunk("train/{trunk}_trunk_grad_norm", "Gradient norm of memory and layers of {of}.")
+HEAD_GRAD_NORM = per_trunk("train/{trunk}_head_grad_norm", "Gradient norm of the head of {of}.")
+TRUNK_GRAD_SHARE = per_trunk(
+    "train/{trunk}_trunk_grad_share",
+    "Gradient norm of the layer in the trunk of {of} that receives least, over that of its head.",
+)
 TURNOVER = Metric("market/turnover", "Traded notional over equity, per step, on a sample of steps.")
 COST_SHARE = Metric(
     "market/cost_share", "Costs over gross profit on a sample of steps; only where the gross profit is significant."

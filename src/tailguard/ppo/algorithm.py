@@ -34,8 +34,9 @@ from tailguard.ppo.settings import (
     policy_config_from,
 )
 from tailguard.ppo.threads import keep_freed_memory
+from tailguard.ppo.trunk_figures import gradient_figures, state_figures
 from tailguard.ppo.update import Learner
-from tailguard.ppo.watch import TradingSample, calibration_figures, explained_variance, memory_figures, rollout_figures
+from tailguard.ppo.watch import TradingSample, calibration_figures, explained_variance, rollout_figures
 from tailguard.rollout import RolloutBuffer, SequenceBatch
 from tailguard.rollout.advantages import normalize_valid
 from tailguard.rollout.collect import Judges, Live, collect_steps
@@ -350,8 +351,9 @@ class DistributionalPPO(BundledAlgorithm):
         )
         if self.config.kl_penalty.target is not None:
             self.meter.add({metrics.KL_BETA: now.kl_beta})
+        further = {**self.learner.figures(), **(state_figures(live) if live is not None else {})}
+        further |= gradient_figures(self.learner.vector, self.meter.mean(metrics.GRAD_NORM))
         logged = self.meter.flush(self.logger)
-        further = {**self.learner.figures(), **(memory_figures(live) if live is not None else {})}
         for name, value in further.items():
             self.logger.record(name, value)
         self.alerts.check(logged | further, self.logger)

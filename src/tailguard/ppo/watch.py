@@ -16,11 +16,10 @@ from tailguard.health.metrics import Metric
 from tailguard.losses.calibration import coverage, coverage_error, realised_cvar
 from tailguard.losses.risk import cvar_weights, interpolation_weights
 from tailguard.normalization import Affine
-from tailguard.policy import RecurrentPolicy, State
+from tailguard.policy import RecurrentPolicy
 from tailguard.policy.action_heads import GaussianHead
 from tailguard.ppo.config import PPOConfig
 from tailguard.rollout import RolloutBuffer, SequenceBatch
-from tailguard.rollout.collect import Live
 from tailguard.rollout.opinions import laws_of_sequences
 from tailguard.rollout.targets import realised_returns
 
@@ -113,38 +112,6 @@ def calibration_figures(buffer: RolloutBuffer, config: PPOConfig, scale: Affine)
     else:
         figures[metrics.EMPIRICAL_CVAR] = float(realised.mean())
     return figures
-
-
-def memory_figures(live: Live) -> dict[str, float]:
-    """Norm, mean and std of hidden states and cells per trunk and layer, and the two figures alerts watch."""
-    critics = State(
-        torch.cat([state.hidden for state in live.critic_states], 1),
-        torch.cat([state.cell for state in live.critic_states], 1),
-    )
-    figures: dict[str, float] = {}
-    largest, saturated, dead, n_units = 0.0, 0, 0, 0
-    for trunk, state in (("actor", live.actor_state), ("critic", critics)):
-        for layer, hidden in enumerate(state.hidden):
-            figures |= moments(f"lstm/{trunk}_layer{layer}", hidden)
-            saturated += int((hidden.abs() > 0.99).sum())
-            dead += int((hidden.abs() < 1e-6).sum())
-            n_units += hidden.numel()
-        for layer, cell in enumerate(state.cell):
-            figures |= moments(f"lstm/{trunk}_layer{layer}_cell", cell)
-            largest = max(largest, float(cell.abs().max()))
-    if n_units:
-        shares = {metrics.SATURATED_SHARE: saturated / n_units, metrics.DEAD_SHARE: dead / n_units}
-        figures |= {metric.name: value for metric, value in {metrics.CELL_MAX: largest, **shares}.items()}
-    return figures
-
-
-def moments(name: str, values: torch.Tensor) -> dict[str, float]:
-    """Mean norm over environments, mean and std over all units."""
-    return {
-        f"{name}_norm": float(values.norm(dim=-1).mean()),
-        f"{name}_mean": float(values.mean()),
-        f"{name}_std": float(values.std(correction=0)),
-    }
 
 
 TOLD = itemgetter("costs", "equity", "turnover")
