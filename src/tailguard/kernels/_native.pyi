@@ -144,3 +144,23 @@ def follow(
     record: Float64s,
     held: Float64s,
 ) -> int: ...
+def gated_step(
+    parts: list[tuple[NDArray[np.float32] | None, ...]],
+    numbers: list[tuple[float, ...]],
+    minmax: bool,
+    protect_weights: bool,
+    adaptive_noise: bool,
+    finite_only: bool,
+) -> float | None: ...
+def squared_norms(values: NDArray[np.float32], cuts: NDArray[np.int64], squares: Float64s) -> None: ...
+def observe_gradient(
+    gradient: NDArray[np.float32],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+    weights: Float64s,
+    mean: NDArray[np.float32],
+    new_mean: NDArray[np.float32],
+    power: Float64s,
+    signal: Float64s,
+) -> None: ...

@@ -13,6 +13,7 @@ void bind_acting(nb::module_ &module);
 void bind_autograd(nb::module_ &module);
 void bind_gradients(nb::module_ &module);
 void bind_market(nb::module_ &module);
+void bind_optimizer(nb::module_ &module);
 void bind_scans(nb::module_ &module);
 }  // namespace tailguard
 
@@ -23,5 +24,6 @@ NB_MODULE(_native, module) {
     tailguard::bind_autograd(module);
     tailguard::bind_gradients(module);
     tailguard::bind_market(module);
+    tailguard::bind_optimizer(module);
     tailguard::bind_scans(module);
 }
