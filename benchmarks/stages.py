@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.peers.cases import N_EPOCHS, Case, Work, make_env
 from benchmarks.peers.learners import LEARNERS, OURS
-from benchmarks.peers.measure import Clock, run_cycles, split_steps, watch_ours
+from benchmarks.peers.measure import Clock, run_cycles, watch_ours
 from benchmarks.results import markdown_table, parser_of, publish
 from tailguard.loops import compiled
 from tailguard.policy.trunk_kernel import trunk_forward
@@ -66,7 +66,6 @@ def shares(case: Case, least: float) -> dict[str, float]:
     clock.wrap(model, "collect_rollouts", "rollout")
     watch_ours(model, clock)
     run_cycles(model, clock, case, least)
-    split_steps(model, clock)
     spent = {name: clock.of(name, "cpu") / clock.of("total", "cpu") for name in clock.seconds}
     ahead = forward_share(model) * spent["gradients"]
     found = {

@@ -14,7 +14,6 @@ from benchmarks.peers.cases import N_EPOCHS, Case, Work, make_env
 from benchmarks.peers.learners import LEARNERS, OWN
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}  # the second counts every thread of the process
-N_ALONE = 20  # optimizer steps that are timed by themselves
 STAGES = ("environment", "acting", "judging", "gradients", "optimizer")
 
 
@@ -80,32 +79,7 @@ def watch_ours(model: Any, clock: Clock) -> None:
     clock.wrap(model.env, "step", "environment")
     clock.wrap(Judges, "speak", "judging")
     clock.wrap(update.Learner, "differentiate", "gradients")
-    clock.wrap(update.Learner, "outcome", "outcomes")  # of each optimizer step
-
-
-def split_steps(model: Any, clock: Clock) -> None:
-    """Gradients and the optimizer's steps are one compiled call: as many steps are taken out of it as there were, each
-    counted as what one takes by itself, with the same gradient again and again and so with a warm cache. Moves the
-    weights."""
-    from tailguard.loops import compiled
-    from tailguard.optim.strides import take_step
-
-    @compiled
-    def take_all(stride):  # type: ignore[no-untyped-def]
-        for k in range(len(stride.places)):
-            take_step(stride, k, True)
-
-    learner, now, alone, gradients = model.learner, model.knobs(), Clock(), dict(clock.seconds["gradients"])
-    choice, *_ = model.sequences().whole.split(model.config.batch_size // model.config.sequence_length)
-    learner.vector.drop_gradients()
-    learner.backward(choice, now, 1.0)
-    for name in ("compiling", "steps"):
-        prepared = learner.strides.prepared(N_ALONE, now.learning_rate, now.max_grad_norm, (0, 1))
-        with prepared as stride, alone.running(name):
-            take_all(stride)
-    spent = {kind: clock.calls["outcomes"] * alone.of("steps", kind) / N_ALONE for kind in CLOCKS}
-    clock.seconds["optimizer"] = spent
-    clock.seconds["gradients"] = {kind: gradients[kind] - spent[kind] for kind in CLOCKS}
+    clock.wrap(update.Learner, "apply_gradients", "optimizer")
 
 
 def shares(clock: Clock) -> dict[str, float]:
@@ -130,8 +104,6 @@ def measure(request: Request) -> dict[str, float]:
     if request.who in OWN and request.threads == 1:  # stages of two threads overlap
         watch_ours(model, clock)
     cycles = run_cycles(model, clock, case, request.seconds)
-    if "gradients" in clock.seconds:
-        split_steps(model, clock)
 
     def steps_per_second(kind: str) -> float:
         uncounted = case.uncounted(work) * clock.of("update", kind)

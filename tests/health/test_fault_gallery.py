@@ -21,6 +21,7 @@ from tailguard.env.oracle import oracle_config
 from tailguard.market import Bars
 from tailguard.market.oracles import oracle_market
 from tailguard.normalization import ReturnScale
+from tailguard.optim import undo
 from tailguard.optim.flat import ParameterVector
 from tailguard.policy import RecurrentPolicy, State
 from tailguard.policy.critics import QuantileHead
@@ -235,14 +236,14 @@ def optimizer_misses_a_group(patch: Patch) -> None:
 
 
 def learning_rate_overwritten(patch: Patch) -> None:
-    original = update.scaled_step
+    original = undo.scaled_step
 
     def stuck(optimizer: torch.optim.Optimizer, factor: float) -> Any:
         for group in optimizer.param_groups:
             group["lr"] = 1e-7
         return original(optimizer, factor)
 
-    patch.setattr(update, "scaled_step", stuck)
+    patch.setattr(undo, "scaled_step", stuck)
 
 
 def accumulation_without_weights(patch: Patch) -> None:

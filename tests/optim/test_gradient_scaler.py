@@ -26,7 +26,7 @@ STATISTICS = ["elementwise", "mean", "norm"]
 statistics = pytest.mark.parametrize("statistic", STATISTICS)
 
 
-def watch(gradients: Tensor, **settings: object) -> VarianceGradientScaler:
+def observing(gradients: Tensor, **settings: object) -> VarianceGradientScaler:
     """A scaler that has seen these gradients, (T, n), on one tensor."""
     param = nn.Parameter(torch.zeros(gradients.shape[1], dtype=gradients.dtype))
     scaler = VarianceGradientScaler([param], **settings)
@@ -43,15 +43,15 @@ def test_a_gradient_that_does_not_change_has_no_noise(statistic, pattern):
     gradient = torch.full((100,), 0.5)
     if pattern != "constant":
         gradient[1::2] = -0.5
-    assert watch(gradient.expand(300, 100), statistic=statistic).get_normalized_variance() < 0.01
+    assert observing(gradient.expand(300, 100), statistic=statistic).get_normalized_variance() < 0.01
 
 
 def test_noise_that_cancels_in_the_mean_is_seen_element_by_element_only():
     torch.manual_seed(0)
     noise = torch.randn(500, 50)
     gradients = torch.cat([noise, -noise], dim=1)
-    assert watch(gradients, statistic="elementwise").get_normalized_variance() > 0.1
-    assert watch(gradients, statistic="mean").get_normalized_variance() < 1e-6  # the documented limit of "mean"
+    assert observing(gradients, statistic="elementwise").get_normalized_variance() > 0.1
+    assert observing(gradients, statistic="mean").get_normalized_variance() < 1e-6  # the documented limit of "mean"
 
 
 @statistics
@@ -59,7 +59,7 @@ def test_noise_that_cancels_in_the_mean_is_seen_element_by_element_only():
 def test_common_noise_gives_its_squared_relative_size(statistic, mean, sd):
     rng = np.random.default_rng(0)
     common = torch.tensor(mean + sd * rng.standard_normal(1_500), dtype=torch.float32)
-    scaler = watch(common[:, None].expand(1_500, 64), statistic=statistic, beta=0.998)
+    scaler = observing(common[:, None].expand(1_500, 64), statistic=statistic, beta=0.998)
     assert scaler.get_normalized_variance() == pytest.approx((sd / mean) ** 2, rel=0.15)
 
 
@@ -69,14 +69,14 @@ def test_independent_noise_gives_the_ratio_of_summed_variances_to_squared_means(
     mean, sd = rng.normal(size=200), rng.uniform(0.1, 2.0, size=200)
     gradients = torch.tensor(mean + sd * rng.standard_normal((3_000, 200)), dtype=torch.float32)
     expected = (sd**2).sum() / (mean**2).sum()
-    assert watch(gradients, beta=0.998).get_normalized_variance() == pytest.approx(expected, rel=0.05)
+    assert observing(gradients, beta=0.998).get_normalized_variance() == pytest.approx(expected, rel=0.05)
 
 
 def test_the_variance_is_unbiased_from_the_second_step_on():
     """Mean over many runs of two steps: the sample variance over what the mean of two leaves of it."""
     torch.manual_seed(0)
     gradients = 3.0 + torch.randn(2, 200_000)
-    scaler = watch(gradients, beta=0.9)
+    scaler = observing(gradients, beta=0.9)
     first, second = (0.9 * 0.1, 0.1)
     weights = np.array([first, second]) / (first + second)
     overlap = float((weights**2).sum())
@@ -85,7 +85,7 @@ def test_the_variance_is_unbiased_from_the_second_step_on():
 
 def test_pure_noise_counts_as_the_size_of_the_window():
     torch.manual_seed(0)
-    scaler = watch(torch.randn(1_500, 400), beta=0.98)
+    scaler = observing(torch.randn(1_500, 400), beta=0.98)
     assert scaler.get_normalized_variance() == pytest.approx((1 + 0.98) / (1 - 0.98), rel=0.1)
     assert scaler.get_normalized_variance() <= (1 + 0.98) / (1 - 0.98) * (1 + 1e-6)
 
@@ -111,19 +111,19 @@ def test_a_part_of_a_large_tensor_says_what_the_whole_says():
         columns, rows = torch.logspace(-0.5, 0.5, shape[1]), torch.logspace(-0.5, 0.5, shape[0])[:, None]
         mean, sd = (columns * rows).reshape(-1), (columns.flip(0) * rows).reshape(-1)
         gradients = mean + sd * torch.randn(40, mean.numel())
-        scaler = watch(gradients, beta=0.999)
+        scaler = observing(gradients, beta=0.999)
         assert scaler.statistics.mean.numel() < 0.26 * mean.numel()
         exact = float((sd**2).sum() / (mean**2).sum())
         assert scaler.get_normalized_variance() == pytest.approx(exact, rel=0.2)
 
 
-def test_large_tensors_are_observed_alike_in_compiled_loops_and_in_torch():
+def test_large_tensors_are_observed_alike_by_the_native_core_and_by_torch():
     torch.manual_seed(1)
     gradients = torch.randn(5, 140_001) + 1.0
-    compiled, torchs = watch(gradients), watch(gradients.double())
-    assert compiled.statistics.mean.shape == torchs.statistics.mean.shape
-    torch.testing.assert_close(compiled.statistics.mean.double(), torchs.statistics.mean, rtol=1e-4, atol=1e-6)
-    assert compiled.get_normalized_variance() == pytest.approx(torchs.get_normalized_variance(), rel=1e-4)
+    native, torchs = observing(gradients), observing(gradients.double())
+    assert native.statistics.mean.shape == torchs.statistics.mean.shape
+    torch.testing.assert_close(native.statistics.mean.double(), torchs.statistics.mean, rtol=1e-4, atol=1e-6)
+    assert native.get_normalized_variance() == pytest.approx(torchs.get_normalized_variance(), rel=1e-4)
 
 
 def test_the_moments_of_adam_are_not_used_because_their_window_is_too_short():
@@ -137,7 +137,7 @@ def test_the_moments_of_adam_are_not_used_because_their_window_is_too_short():
     kept = 1 - (1 - 0.9) / (1 + 0.9)
     variance = (second / (1 - 0.999**4000) - first.square()) / kept
     from_moments = float(variance.sum() / first.square().sum())
-    dedicated = watch(gradients, beta=0.999).get_normalized_variance()
+    dedicated = observing(gradients, beta=0.999).get_normalized_variance()
     assert from_moments < 25.0
     assert dedicated == pytest.approx(100.0, rel=0.15)
 
@@ -145,21 +145,21 @@ def test_the_moments_of_adam_are_not_used_because_their_window_is_too_short():
 def test_factor_follows_its_formula_and_clamps():
     torch.manual_seed(0)
     gradients = 1.0 + torch.randn(150, 1_000)
-    scaler = watch(gradients, alpha=2.0, warmup_steps=10)
+    scaler = observing(gradients, alpha=2.0, warmup_steps=10)
     ratio = scaler.get_normalized_variance()
     assert scaler.get_scaling_factor() == pytest.approx(1.0 / (1.0 + 2.0 * ratio))
-    assert watch(gradients, alpha=1e6, warmup_steps=10, min_scaling_factor=0.2).get_scaling_factor() == 0.2
-    assert watch(gradients, alpha=0.0, warmup_steps=10).get_scaling_factor() == 1.0
+    assert observing(gradients, alpha=1e6, warmup_steps=10, min_scaling_factor=0.2).get_scaling_factor() == 0.2
+    assert observing(gradients, alpha=0.0, warmup_steps=10).get_scaling_factor() == 1.0
 
 
 def test_factor_is_exactly_one_in_warmup_and_when_disabled_and_it_still_measures():
     torch.manual_seed(0)
     gradients = torch.randn(50, 100)
-    warm, off = watch(gradients, warmup_steps=51), watch(gradients, warmup_steps=0, enabled=False)
+    warm, off = observing(gradients, warmup_steps=51), observing(gradients, warmup_steps=0, enabled=False)
     assert warm.get_scaling_factor() == 1.0
     assert off.get_scaling_factor() == 1.0
     assert warm.get_normalized_variance() == off.get_normalized_variance() > 1.0
-    assert watch(gradients, warmup_steps=50).get_scaling_factor() < 1.0
+    assert observing(gradients, warmup_steps=50).get_scaling_factor() < 1.0
 
 
 def noisy_scaler(param: nn.Parameter, **settings: object) -> VarianceGradientScaler:

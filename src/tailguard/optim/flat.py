@@ -27,39 +27,39 @@ class ParameterVector:
             start = self.offsets[-1]
             parameter.data = self.flat.data[start : start + size].view_as(parameter)
             self.offsets.append(start + size)
-        self.gathered = torch.zeros_like(self.flat.data)
-        self.stretches: dict[int, range] = {}  # where those begin that have a gradient, and which parameters they hold
+        self.gradient = torch.zeros_like(self.flat.data)  # what `gather_gradients` fills
+        self.written: dict[int, range] = {}  # first place of a span whose gradient is there, and its parameters
 
-    def announce(self, start: int, stop: int) -> bool:
-        """Somebody who does not go through torch's own puts the gradient of a stretch into `gathered`; returns whether
-        one is there already."""
-        filled = start in self.stretches
-        self.stretches[start] = range(bisect_left(self.offsets, start), bisect_left(self.offsets, stop))
-        return filled
+    def mark_written(self, start: int, stop: int) -> bool:
+        """Say that native code puts the gradient of a span of whole parameters into `gradient` itself, and adds to it
+        where this returns True: a gradient of that span is there already."""
+        known = start in self.written
+        self.written[start] = range(bisect_left(self.offsets, start), bisect_left(self.offsets, stop))
+        return known
 
     def gather_gradients(self) -> Tensor:
-        """All that the parameters and the stretches have; a parameter without a gradient counts as zero. Once per step.
+        """The gradient of the flat parameter: spans that were written, and what parameters have got from torch.
 
-        The tensor is the same every time: whoever wants to keep it makes a copy.
+        A parameter without a gradient counts as zero. Once per step; the tensor is the same every time.
         """
-        filled = {i for stretch in self.stretches.values() for i in stretch}
+        written = {i for span in self.written.values() for i in span}
         for i, parameter in enumerate(self.parameters):
-            if i in filled and parameter.grad is None:
+            if i in written and parameter.grad is None:
                 continue
-            own = self.gathered[self.offsets[i] : self.offsets[i + 1]]
-            if i not in filled:
+            own = self.gradient[self.offsets[i] : self.offsets[i + 1]]
+            if i not in written:
                 own.zero_()
             if parameter.grad is not None:
                 own += parameter.grad.reshape(-1)
-        self.flat.grad = self.gathered
-        return self.gathered
+        self.flat.grad = self.gradient
+        return self.gradient
 
     def drop_gradients(self) -> None:
         """zero_grad(set_to_none=True) for the module and the flat parameter."""
         for parameter in self.parameters:
             parameter.grad = None
         self.flat.grad = None
-        self.stretches = {}
+        self.written = {}
 
     def span(self, prefix: str) -> slice:
         """Where the parameters whose names start with `prefix` lie; they are neighbours by construction."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,9 +14,8 @@ from torch.optim import Optimizer
 
 from tailguard.configuration import Config, Fraction, NonNegativeFloat, NonNegativeInt
 from tailguard.errors import ConfigError, StateError
-from tailguard.optim.gating import GatedOptimizer
+from tailguard.kernels.optimizer import Float64s
 from tailguard.optim.gradient_statistics import GradientStatistics, Statistic
-from tailguard.optim.kernels import Array
 from tailguard.optim.upgd import UPGD
 from tailguard.stateful import require_keys
 
@@ -114,7 +112,7 @@ class VarianceGradientScaler:
         """Noise-to-signal ratio over all tensors that were seen at least twice; 0 before that."""
         return self.statistics.ratio()
 
-    def get_tensor_variances(self) -> Array:
+    def get_tensor_variances(self) -> Float64s:
         """The ratio of each tensor, (K,)."""
         return self.statistics.ratios()
 
@@ -214,28 +212,20 @@ def is_scale_free(optimizer: Optimizer) -> bool:
     )
 
 
-def step_of(optimizer: Optimizer, closure: Callable[[], float] | None) -> Callable[[], Any]:
-    """The shortest way to a step that still passes everybody who wants to see it."""
-    if closure is None and isinstance(optimizer, GatedOptimizer) and not optimizer.watched:
-        return optimizer.advance
-    return partial(optimizer.step, closure)
-
-
 def scaled_step(optimizer: Optimizer, factor: float, closure: Callable[[], float] | None = None) -> Any:
     """optimizer.step(), with the factor on the step where it would cancel on the gradient.
 
     The rate is multiplied for this one step, so decoupled weight decay shrinks with it, and schedulers never notice.
     """
-    step = step_of(optimizer, closure)
     if factor == 1.0 or not is_scale_free(optimizer):
-        return step()
+        return optimizer.step(closure)
     if not 0.0 < factor <= 1.0:
         raise ConfigError(f"factor={factor!r} must lie in (0, 1].")
     rates = [group["lr"] for group in optimizer.param_groups]
     try:
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * factor
-        return step()
+        return optimizer.step(closure)
     finally:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tailguard.errors import ConfigError, StateError
-from tailguard.optim import kernels
-from tailguard.optim.gating import flat, is_fusable
-from tailguard.optim.kernels import Array
+from tailguard.kernels.optimizer import Float64s, Int64s, ObservedBlocks, observe_gradient
 
 Statistic = Literal["elementwise", "mean", "norm"]
 
-SAMPLING = ((2**13, kernels.BLOCK, 1), (2**17, 64, 4), (2**62, 256, 8))
+SAMPLING = ((2**13, 1024, 1), (2**17, 64, 4), (2**62, 256, 8))
 """Tensors up to so many elements are observed in blocks of so many, one block in so many: a sum over thousands of
 elements says nearly what the sum over all says. The slot of a block moves by the golden section, so that rows and
 columns mix evenly."""
@@ -26,41 +22,21 @@ GOLDEN_SECTION = 0.6180339887498949
 ROUNDING = 1e-6  # a mean below this share of the gradient's size is what rounding leaves of a sum that cancels
 
 
-@dataclass
-class Piece:
-    """A parameter, which of the K tensors it holds, and where each of them ends."""
-
-    tensors: slice
-    ends: Array
-    param: Tensor
-
-
-class Reading(NamedTuple):
-    """What `kernels.observe_gradients` is told."""
-
-    addresses: Array
-    blocks: Array
-    firsts: Array
-    mean: Array
-    new_mean: Array
-    kept: Array
-    new: Array
-    beta: float
-
-
-POWER, SIGNAL, COUNT = range(3)
-"""Rows of what is kept of K tensors: mean sum of squares, sum of squares of the mean, observations."""
-WEIGHT = COUNT
-"""Row of a new observation: its share in the new averages, 0 for a tensor without gradient."""
-
-
-def observed_blocks(size: int) -> Array:
+def observed_blocks(size: int) -> Int64s:
     """(2, B) start and length of the blocks that are observed of a tensor."""
     length, slots = next((length, slots) for most, length, slots in SAMPLING if size <= most)
     cells = np.arange(-(-size // (length * slots)))
     starts = length * (slots * cells + (slots * (cells * GOLDEN_SECTION % 1.0)).astype(np.int64))
     starts = starts[starts < size]
     return np.stack([starts, np.minimum(length, size - starts)])
+
+
+def blocks_of(sizes: Int64s) -> ObservedBlocks:
+    """The observed blocks of tensors of these sizes that lie one after another."""
+    blocks = [observed_blocks(size) for size in sizes]
+    firsts = np.cumsum([0, *(block.shape[1] for block in blocks)])
+    starts = np.concatenate([begin + block[0] for begin, block in zip(np.cumsum(sizes) - sizes, blocks, strict=True)])
+    return ObservedBlocks(starts, np.concatenate([block[1] for block in blocks]), firsts)
 
 
 class GradientStatistics:
@@ -96,159 +72,103 @@ class GradientStatistics:
                 )
             sizes = list(segments)
         self.sizes = np.array(sizes, dtype=np.int64)  # (K,)
-        self.segmented = segments is not None
-        holds = [slice(0, len(sizes))] if self.segmented else [slice(i, i + 1) for i in range(len(sizes))]
-        ends = [np.cumsum(self.sizes[tensors]) for tensors in holds]
-        self.pieces = [Piece(*piece) for piece in zip(holds, ends, self.params, strict=True)]
+        self.tensors_of_each = len(sizes) // len(self.params)  # K of a flat parameter, 1 otherwise
 
     def reset(self) -> None:
         """Forget everything seen."""
-        k, elementwise = self.sizes.size, self.statistic == "elementwise"
-        blocks = [observed_blocks(size) for size in self.sizes]
-        self.blocks = np.concatenate(blocks, axis=1)  # (2, B)
-        self.firsts = np.cumsum([0, *(block.shape[1] for block in blocks)])  # (K + 1,)
-        self.observed = np.array([block[1].sum() for block in blocks])  # (K,) elements
+        n, elementwise = self.sizes.size, self.statistic == "elementwise"
+        self.blocks = blocks_of(self.sizes)
         wide = not elementwise or any(param.dtype == torch.float64 for param in self.params)
         # element-wise means live beside the gradients, one number per tensor lives on the host
         self.mean = torch.zeros(
-            int(self.observed.sum()) if elementwise else k,
+            int(self.blocks.sizes.sum()) if elementwise else n,
             dtype=torch.float64 if wide else torch.float32,
             device=self.params[0].device if elementwise else "cpu",
         )
-        self.spare = self.mean.clone()  # where the next mean is made, so that a step not taken leaves no trace
-        self.on_host = (self.mean.numpy(), self.spare.numpy()) if self.mean.is_cpu else None  # the same memory
-        self.kept, self.new = np.zeros((3, k)), np.zeros((3, k))
-        self.pending = False
-        vars(self).pop("_observed_places", None)  # made anew when asked for
-        self.places = 4 * (np.cumsum(self.sizes) - self.sizes)  # of a flat gradient's segments, in bytes
-        self.addresses = np.zeros(k, np.int64)  # of the tensors' gradients, 0 for none
-        self._ratio: float | None = 0.0  # of the committed statistics, once somebody asked
-
-    def ratios(self) -> Array:
-        """(K,) noise-to-signal ratio; 0 for a tensor seen less than twice, at most the window's effective samples."""
-        ratios: Array = kernels.noise_ratios(self.kept, self.beta)
-        return ratios
-
-    def ratio(self) -> float:
-        """Mean of the ratios weighted by tensor size, over the tensors seen at least twice."""
-        if self._ratio is None:
-            self._ratio = float(kernels.mean_noise_ratio(self.kept, self.sizes, self.beta))
-        return self._ratio
-
-    def commit(self) -> bool:
-        """Take over the last observation; returns whether there was a finite one."""
-        waited, self.pending = self.pending, False
-        # one bad gradient would stay in the averages for ever
-        if not waited or not kernels.commit_gradients(self.kept, self.new):
-            return False
-        return bool(self.follow(1))
-
-    def follow(self, n_committed: int) -> int:
-        """Somebody has committed so many observations, the means by turns; returns how many."""
-        if n_committed % 2:
-            self.mean, self.spare = self.spare, self.mean
-            self.on_host = self.on_host and self.on_host[::-1]
-        self._ratio = None
-        return n_committed
+        self.new_mean = torch.zeros_like(self.mean)
+        self.power, self.signal = np.zeros(n), np.zeros(n)  # averaged sum of squares; sum of squares of the mean
+        self.counts = np.zeros(n)  # observations of each tensor
+        self.observation: tuple[Float64s, Float64s, Float64s] | None = None  # weights, power and signal, for `commit`
 
     def observe(self) -> None:
         """Merge the gradients as they are now into a copy of the statistics; `commit` takes it over."""
-        grads = [param.grad for param in self.params]
-        self._refuse_sparse(grads)
-        if self.fusable(grads):
-            kernels.observe_gradients(*self.reading(grads))
-            self.pending = any(grad is not None for grad in grads)
+        gradients = [param.grad for param in self.params]
+        if any(gradient is not None and gradient.layout != torch.strided for gradient in gradients):
+            raise ConfigError("VarianceGradientScaler needs dense gradients. Build the embedding with sparse=False.")
+        self.observation = None
+        present = [gradient is not None for gradient in gradients]
+        if not any(present):
             return
-        seen = np.array([grad is not None for grad in grads])
-        if self.segmented:
-            seen = np.repeat(seen, self.sizes.size)
-        self.new[WEIGHT] = kernels.newest_weights(seen, self.kept[COUNT], self.beta)
+        weights = (1.0 - self.beta) / (1.0 - self.beta ** (self.counts + 1.0))
+        if not all(present):
+            weights[~np.repeat(present, self.tensors_of_each)] = 0.0
+        gradient = self.flat(gradients, self.params)
         if self.statistic == "elementwise":
-            self._merge_torch()
+            power, signal = observe_gradient(gradient, self.blocks, weights, self.mean, self.new_mean)
         else:
-            self._merge_values(self._tensor_values(all(is_fusable(param) for param in self.params)))
-        self.pending = bool(seen.any())
-
-    def fusable(self, grads: Sequence[Tensor | None]) -> bool:
-        """Whether one call can read all of them where they lie."""
-        return self.statistic == "elementwise" and all(grad is None or is_fusable(grad) for grad in grads)
-
-    def reading(self, grads: Sequence[Tensor | None]) -> Reading:
-        """What that call is told; once it was made, an observation is pending."""
-        found = [0 if grad is None else grad.data_ptr() for grad in grads]
-        self.addresses[:] = found
-        if self.segmented and any(found):
-            self.addresses += self.places
-        assert self.on_host is not None  # noqa: S101 (a gradient that can be fused is on the host)
-        return Reading(self.addresses, self.blocks, self.firsts, *self.on_host, self.kept, self.new, self.beta)
+            values = self.tensor_values(gradient)
+            torch.lerp(self.mean, values, torch.from_numpy(weights), out=self.new_mean)
+            power, signal = values.numpy() ** 2, self.new_mean.numpy() ** 2
+        self.observation = weights, power, signal
 
     @staticmethod
-    def _refuse_sparse(grads: Sequence[Tensor | None]) -> None:
-        if any(grad is not None and grad.layout != torch.strided for grad in grads):
-            raise ConfigError("VarianceGradientScaler needs dense gradients. Build the embedding with sparse=False.")
-
-    def _merge_values(self, values: Array) -> None:
-        """One number per tensor: the host's own arithmetic."""
-        assert self.on_host is not None  # noqa: S101 (one number per tensor lives there)
-        mean, spare = self.on_host
-        spare[:] = mean + self.new[WEIGHT] * (values - mean)
-        self.new[POWER], self.new[SIGNAL] = values**2, spare**2
-
-    @torch.no_grad()
-    def _merge_torch(self) -> None:
-        """Any device and type, and one transfer of 2 K numbers to the host."""
-        gradient = self._flat_gradient()[self._observed_places]
-        lengths = torch.from_numpy(self.observed).to(gradient.device)
-        weights = torch.from_numpy(self.new[WEIGHT]).to(self.mean.device, self.mean.dtype)
-        torch.lerp(self.mean, gradient.to(self.mean.dtype), weights.repeat_interleave(lengths), out=self.spare)
-        squares = torch.stack([gradient.double().square(), self.spare.double().square()], dim=1)
-        self.new[POWER], self.new[SIGNAL] = torch.segment_reduce(squares, "sum", lengths=lengths).cpu().numpy().T
-
-    @cached_property
-    def _observed_places(self) -> Tensor:
-        """Where the observed elements lie among all elements, tensor after tensor; until `reset`."""
-        tensor_starts = np.repeat(np.cumsum(self.sizes) - self.sizes, np.diff(self.firsts))
-        starts, lengths = self.blocks
-        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        return torch.from_numpy(np.repeat(tensor_starts + starts, lengths) + within).to(self.mean.device)
-
-    def _flat_gradient(self) -> Tensor:
+    def flat(gradients: Sequence[Tensor | None], params: Sequence[Tensor]) -> Tensor:
         """All gradients one after another, zeros where there is none (their weight is zero too)."""
-        return torch.cat(
-            [param.new_zeros(param.numel()) if param.grad is None else param.grad.reshape(-1) for param in self.params]
-        )
+        found = [
+            param.new_zeros(param.numel()) if gradient is None else gradient.detach().reshape(-1)
+            for gradient, param in zip(gradients, params, strict=True)
+        ]
+        return found[0] if len(found) == 1 else torch.cat(found)
 
-    def _tensor_values(self, fused: bool) -> Array:
+    def tensor_values(self, gradient: Tensor) -> Tensor:
         """(K,) the mean or the norm of each tensor."""
-        sums, squares = self._sums_fused() if fused else self._sums_torch()
-        if self.statistic == "norm":
-            return np.sqrt(squares)
-        means = sums / self.sizes
-        rms = np.sqrt(squares / self.sizes)
-        return np.where(np.abs(means) <= ROUNDING * rms, 0.0, means)
-
-    def _sums_fused(self) -> tuple[Array, Array]:
-        sums, squares = np.zeros(self.sizes.size), np.zeros(self.sizes.size)
-        for piece in self.pieces:
-            if piece.param.grad is not None:
-                kernels.segment_sums(flat(piece.param.grad), piece.ends, sums[piece.tensors], squares[piece.tensors])
-        return sums, squares
-
-    @torch.no_grad()
-    def _sums_torch(self) -> tuple[Array, Array]:
-        gradient = self._flat_gradient().double()
+        gradient = gradient.double()
         lengths = torch.from_numpy(self.sizes).to(gradient.device)
         both = torch.stack([gradient, gradient.square()], dim=1)
-        sums, squares = torch.segment_reduce(both, "sum", lengths=lengths).cpu().numpy().T
-        return sums, squares
+        sums, squares = torch.segment_reduce(both, "sum", lengths=lengths).cpu().T
+        sizes = torch.from_numpy(self.sizes)
+        means, size = sums / sizes, (squares / sizes).sqrt()
+        values: Tensor = squares.sqrt() if self.statistic == "norm" else means.where(means.abs() > ROUNDING * size, 0.0)
+        return values
+
+    def commit(self) -> bool:
+        """Take over the last observation; returns whether there was a finite one."""
+        observation, self.observation = self.observation, None
+        # one bad gradient would stay in the averages for ever
+        if observation is None or not np.isfinite(observation[1].sum()):
+            return False
+        weights, power, signal = observation
+        self.power += weights * (power - self.power)
+        self.signal = np.where(weights > 0.0, signal, self.signal)
+        self.counts += weights > 0.0
+        self.mean, self.new_mean = self.new_mean, self.mean
+        return True
+
+    def ratios(self) -> Float64s:
+        """(K,) variance over squared mean, from the mean power and the power of the mean; 0 before two observations.
+
+        The mean of t samples keeps the share `overlap` of their variance, the sum of its squared weights. So the spread
+        around it misses that share, and a signal below it cannot be told from zero: it counts as that much. No ratio
+        is larger than the window's effective samples.
+        """
+        decayed = self.beta ** np.maximum(self.counts, 2.0)
+        overlap = (1.0 - self.beta) * (1.0 + decayed) / ((1.0 + self.beta) * (1.0 - decayed))
+        known = (self.counts >= 2) & (self.power > self.signal) & (overlap < 1.0)
+        variance = np.where(known, self.power - self.signal, 0.0) / np.where(known, 1.0 - overlap, 1.0)
+        return variance / np.where(known, np.maximum(self.signal, overlap * variance), 1.0)
+
+    def ratio(self) -> float:
+        """Mean of the ratios weighted by tensor size, over the tensors seen at least twice."""
+        sizes = np.where(self.counts >= 2, self.sizes, 0)
+        return float(sizes @ self.ratios() / max(sizes.sum(), 1))
 
     def state_dict(self) -> dict[str, Any]:
         """What was committed; an observation that waits for its step is not state."""
         return {
             "sizes": self.sizes.tolist(),
-            "counts": torch.from_numpy(self.kept[COUNT].astype(np.int64)),
-            "power": torch.from_numpy(self.kept[POWER].copy()),
-            "signal": torch.from_numpy(self.kept[SIGNAL].copy()),
+            "counts": torch.from_numpy(self.counts.astype(np.int64)),
+            "power": torch.from_numpy(self.power.copy()),
+            "signal": torch.from_numpy(self.signal.copy()),
             "mean": self.mean.clone(),
         }
 
@@ -263,7 +183,7 @@ class GradientStatistics:
                     "or of another network."
                 )
         self.mean.copy_(state["mean"])
-        for row, name in enumerate(("power", "signal", "counts")):
-            self.kept[row] = state[name].cpu().numpy()
-        self._ratio = None
-        self.pending = False
+        self.power, self.signal, self.counts = (
+            state[name].cpu().numpy().astype(np.float64) for name in ("power", "signal", "counts")
+        )
+        self.observation = None

@@ -1,59 +1,64 @@
-"""Taking optimizer steps back: a step may leave the range of float32 although its gradient was finite.
+"""A step that leaves the range of float32 although its gradient was finite is not taken.
 
-A rate of 1e39, an eps of zero beside a gradient of zero, or noise without bounds do that. Copies cost about a hundredth
-of the gradient that a step follows.
+A rate of 1e39, an eps of zero beside a gradient of zero, or noise without bounds do that.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tailguard.optim.flat import ParameterVector
 from tailguard.optim.gating import GatedOptimizer
-from tailguard.optim.gradient_scaler import VarianceGradientScaler
+from tailguard.optim.gradient_scaler import scaled_step
 
 
 class StepGuard:
-    """Weights, moments and noise statistics as they are now, to be put back when the next steps go wrong."""
+    """Takes optimizer steps, except those after which weights or the optimizer's state would not be finite."""
 
-    def __init__(self, optimizer: Optimizer, scaler: VarianceGradientScaler, vector: ParameterVector) -> None:
-        self.optimizer, self.scaler, self.flat = optimizer, scaler, vector.flat
-        self.weights = vector.flat.detach().clone()
-        self.moments = {name: copied(value) for name, value in optimizer.state.get(vector.flat, {}).items()}
-        self.noise = optimizer.noise.generator.get_state() if isinstance(optimizer, GatedOptimizer) else None
-        statistics = scaler.statistics
-        self.seen = scaler.step_count, statistics.kept.copy(), statistics.mean.clone()
+    def __init__(self) -> None:
+        self.copies: dict[Tensor, Tensor] = {}  # kept between steps: fresh memory costs more than copying
 
     @torch.no_grad()
-    def holds(self) -> bool:
-        """Whether weights and moments are finite."""
-        kept = [value for value in self.optimizer.state.get(self.flat, {}).values() if isinstance(value, Tensor)]
-        return all(map(is_finite, (self.flat, *kept)))
+    def step(self, optimizer: Optimizer, factor: float = 1.0) -> bool:
+        """`scaled_step`; returns whether it was taken. A step that was not taken has changed nothing.
 
-    @torch.no_grad()
-    def undo(self) -> None:
-        """As if no step had been taken; state that was not there yet goes again."""
-        self.flat.copy_(self.weights)
-        if not self.moments:
-            self.optimizer.state.pop(self.flat, None)
-        for name, value in self.moments.items():
-            if isinstance(value, Tensor):
-                self.optimizer.state[self.flat][name].copy_(value)
-            else:
-                self.optimizer.state[self.flat][name] = value
-        if self.noise is not None and isinstance(self.optimizer, GatedOptimizer):
-            self.optimizer.noise.generator.set_state(self.noise)
-        statistics = self.scaler.statistics
-        self.scaler.step_count, statistics.kept[:], statistics.pending, statistics._ratio = *self.seen[:2], False, None
-        statistics.mean.copy_(self.seen[2])
+        The UPGD family finds out before it moves; of other optimizers, a copy of weights and state is put back.
+        """
+        if isinstance(optimizer, GatedOptimizer):
+            optimizer.finite_only = True
+            try:
+                scaled_step(optimizer, factor)
+            finally:
+                optimizer.finite_only = False
+            return optimizer.step_taken
+        states = {param: dict(optimizer.state.get(param, {})) for param in weights_of(optimizer)}
+        tensors = tensors_of(optimizer)
+        self.copies = {t: self.copies[t] if t in self.copies else torch.empty_like(t) for t in tensors}
+        copies = list(self.copies.values())
+        torch._foreach_copy_(copies, tensors)
+        scaled_step(optimizer, factor)
+        if all(map(is_finite, tensors_of(optimizer))):
+            return True
+        torch._foreach_copy_(tensors, copies)
+        for param, state in states.items():  # without what was not there yet
+            optimizer.state.pop(param, None)
+            if state:
+                optimizer.state[param] = state
+        return False
 
 
-def copied(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+def weights_of(optimizer: Optimizer) -> list[Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def tensors_of(optimizer: Optimizer) -> list[Tensor]:
+    """Weights, and what is kept of them between steps."""
+    weights = weights_of(optimizer)
+    kept = [
+        value for param in weights for value in optimizer.state.get(param, {}).values() if isinstance(value, Tensor)
+    ]
+    return [*weights, *kept]
 
 
 def is_finite(values: Tensor) -> bool:

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from tailguard.optim import kernels
-from tailguard.optim.batches import Batch, StepNoise
-from tailguard.optim.gating import Gate, GatedOptimizer, Protect, extremes_of, track_utility
+from tailguard.optim.gating import Gate, GatedOptimizer, Protect
 
 
 class UPGD(GatedOptimizer):
@@ -50,17 +46,3 @@ class UPGD(GatedOptimizer):
             generator=generator,
             fused=fused,
         )
-
-    def _track(self, batch: Batch) -> tuple[float, float]:
-        if not batch.fused:
-            return track_utility(batch, self.gate)
-        keep = np.float32(1.0 - batch.group["beta_utility"])
-        return extremes_of([kernels.track_utility(*part.arrays, keep) for part in batch.parts])
-
-    def _direction(self, batch: Batch) -> list[Tensor]:
-        return batch.grads
-
-    def _move_fused(self, batch: Batch, centre: float, width: float, noise: StepNoise | None) -> float:
-        told = self.protect == "weights", np.array([centre, width, *self._fused_numbers(batch, noise)], np.float32)
-        kicks = zip(batch.parts, self._fused_noise(batch, noise), strict=True)
-        return float(sum(kernels.move_along_gradient(*part.arrays, kick, *told) for part, kick in kicks))

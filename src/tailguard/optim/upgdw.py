@@ -11,11 +11,7 @@ from tailguard.optim.adaptive_upgd import AdaptiveUPGD
 class UPGDW(AdaptiveUPGD):
     """w <- (1 - lr weight_decay) w - lr gate (d + sigma noise): the decay passes neither the moments nor the gate."""
 
+    decoupled_decay = True
+
     def __init__(self, params: Iterable[Any], lr: float = 1e-3, *, weight_decay: float = 0.01, **options: Any) -> None:
         super().__init__(params, lr, weight_decay=weight_decay, **options)
-
-    def _decay(self, group: dict[str, Any]) -> float:
-        return 1.0 - float(group["lr"]) * float(group["weight_decay"])
-
-    def _l2(self, group: dict[str, Any]) -> float:
-        return 0.0

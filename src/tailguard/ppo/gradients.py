@@ -14,7 +14,6 @@ import numpy as np
 
 from tailguard.loops import add_one, borrowed, compiled, latest
 from tailguard.optim.flat import ParameterVector
-from tailguard.optim.strides import Stride, take_step
 from tailguard.policy import RecurrentPolicy
 from tailguard.policy.packing import add_lanes, pack, pack_back
 from tailguard.policy.products import Array
@@ -37,7 +36,7 @@ from tailguard.rollout.sequences import Choice, SequenceBatch
 
 ACTOR, CRITICS = 0, (1, 2)
 N_TRUNKS = 1 + len(CRITICS)
-N_SUMS, N_LOSSES = 5, 3  # of an actor's lane, and those of them that its loss is made of; a critic's has fewer
+N_SUMS = 5  # of an actor's lane; a critic's has fewer
 NO_ROWS = np.zeros((0, 0), np.float32)
 NO_VALUES, NO_FLAGS = np.zeros((0, 0, 0), np.float32), np.zeros((0, 0), np.bool_)
 NOTHING_TAKEN = Taken(NO_VALUES, NO_ROWS, NO_ROWS, NO_FLAGS, (0, 0))
@@ -115,11 +114,8 @@ class CompiledGradients:
         actor: Known = {} if self.actor is None else {ACTOR: self.actor}
         return {j: trunk for j, trunk in (actor | self.critics).items() if trunk.free}
 
-    def begin(self, choices: Sequence[Choice], now: Knobs, share: float, n_workers: int, stride: Stride) -> Work:
-        """`share` of the gradients of the chosen sequences' mean losses, shared out among so many workers.
-
-        Several choices are batches of their own, each followed by a step of the stride.
-        """
+    def begin(self, choices: Sequence[Choice], now: Knobs, share: float, n_workers: int) -> Work:
+        """`share` of the gradients of the chosen sequences' mean losses, shared out among so many workers."""
         known, n_valid = self.known, [max(choice.n_valid, 1) for choice in choices]
         if not known:
             return Work([], [], lambda: [{}])
@@ -136,7 +132,7 @@ class CompiledGradients:
         batch, size = choices[0].batch, lane_size(max(sizes))
         key = self, tuple(known), n_workers, size
         shares = batch.once(key, partial(self.shares, batch, known, n_workers, size))
-        workers = [partial(work_off, board, told, stride, *part) for part in shares]
+        workers = [partial(work_off, board, told, *part) for part in shares]
         return Work(
             known, workers, lambda: [figures_of(*done, known, now) for done in zip(board.sums, n_valid, strict=True)]
         )
@@ -198,17 +194,12 @@ def figures_of(sums: Array, n_valid: int, known: Collection[int], now: Knobs) ->
 
 
 @compiled
-def work_off(board, told, stride, desks, taken, lessons, risks):  # type: ignore[no-untyped-def]
-    """Take part in batch after batch, and in the step that follows each, if any does."""
-    board, told, stride = borrowed((board, told, stride))
+def work_off(board, told, desks, taken, lessons, risks):  # type: ignore[no-untyped-def]
+    """Take part in batch after batch."""
+    board, told = borrowed((board, told))
     share = borrowed((desks, taken, lessons, risks))
     for k in range(len(board.taken)):
         work_off_batch(k, board, told, share)
-        if stride.weights.size:
-            while N_LANES * latest(board.handed_over.ctypes.data + 8 * k) < len(told.pieces):
-                pass
-            if not take_step(stride, k, np.isfinite(board.sums[k, :, :, :N_LOSSES].sum())):
-                break
 
 
 @compiled

@@ -20,7 +20,7 @@ class Stretch:
         self.vector, self.parameters = vector, parameters
         self.start, self.stop = spans[0].start, spans[-1].stop
         self.gradients = tuple(aligned_zeros(self.stop - self.start) for _ in range(n_lanes))
-        flat, gathered = (vector.flat.detach(), vector.gathered) if parameters else (torch.zeros(0), torch.zeros(0))
+        flat, gathered = (vector.flat.detach(), vector.gradient) if parameters else (torch.zeros(0), torch.zeros(0))
         self.weights: Array = flat.numpy()[self.start : self.stop]  # (P,) as they are at any time
         self.result: Array = gathered.numpy()[self.start : self.stop]  # where their gradient goes
 
@@ -35,4 +35,4 @@ class Stretch:
 
     def announce(self) -> bool:
         """There will be a gradient; returns whether one is there already."""
-        return bool(self.parameters) and self.vector.announce(self.start, self.stop)
+        return bool(self.parameters) and self.vector.mark_written(self.start, self.stop)

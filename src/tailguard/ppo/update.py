@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise, takewhile
 from math import inf, isfinite, sqrt
 from typing import Any
 
@@ -17,16 +16,15 @@ from tailguard.adversary import Adversary
 from tailguard.errors import ConfigError, TrainingDivergedError
 from tailguard.health import metrics
 from tailguard.health.metrics import Metric
-from tailguard.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler, VGSConfig, is_scale_free, scaled_step
+from tailguard.kernels.optimizer import squared_norms
+from tailguard.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler, VGSConfig, is_scale_free
 from tailguard.optim.flat import ParameterVector, rescale_moments
 from tailguard.optim.gating import GatedOptimizer
-from tailguard.optim.kernels import squared_norms
-from tailguard.optim.strides import NO_STRIDE, Stride, Strides
 from tailguard.optim.undo import StepGuard, is_finite
 from tailguard.policy import RecurrentPolicy
 from tailguard.ppo.config import PPOConfig
 from tailguard.ppo.gradients import ACTOR, CompiledGradients
-from tailguard.ppo.lanes import N_LANES, lane_size
+from tailguard.ppo.lanes import N_LANES
 from tailguard.ppo.objective import ActorFigures, CriticFigures, Knobs, actor_losses, critic_loss
 from tailguard.ppo.threads import Threads
 from tailguard.rollout.sequences import Choice
@@ -120,8 +118,8 @@ class Learner:
         self.threads = Threads(config.update_threads, N_LANES * (1 + len(policy.critics)), config.torch_threads)
         critics = [self.vector.span(f"critics.{c}.") for c in range(len(policy.critics))]
         cuts = [0, *(critic.start for critic in critics), critics[-1].stop, self.vector.flat.numel()]
-        self.cuts, self.squares = np.array(cuts), np.zeros(len(cuts) - 1)  # of actor, critics and the rest
-        self.strides = Strides(self.optimizer, self.gradient_scaler, self.vector, cuts)
+        self.cuts = np.array(cuts)  # of actor, critics and the rest
+        self.guard = StepGuard()
 
     def refuse_what_torch_does_not_round(self) -> None:
         """bfloat16 is a matter of the compiled loops."""
@@ -141,39 +139,11 @@ class Learner:
         self, choices: Sequence[Choice], now: Knobs, micro_sequences: int | None
     ) -> Iterator[Mapping[Metric, float] | None]:
         """One optimizer step on each batch; None for a batch that holds no valid sample, with which none is taken."""
-        in_one = self.compiled.whole and all(choice.fits(micro_sequences) for choice in choices)
-        while choices:
-            most = self.strides.most_steps if in_one else 0
-            if most == 0:
-                yield self.step(choices[0], now, micro_sequences)
-                choices = choices[1:]
-                continue
-            together = alike(choices[: 1 if self.threads.trials else most])  # while threads are tried, each is timed
-            yield from self.steps_in_one(together, now)
-            choices = choices[len(together) :]
-
-    def steps_in_one(self, choices: Sequence[Choice], now: Knobs) -> list[Mapping[Metric, float] | None]:
-        """Gradients, and what `apply_gradients` does with them, for batch after batch in one call per worker."""
-        valid = [choice for choice in choices if choice.n_valid]
-        found: list[Mapping[Metric, float]] = []
-        self.vector.drop_gradients()
-        if valid:
-            patience, guard = (self.skipped.in_a_row, self.skipped.limit), self.guard()
-            with self.strides.prepared(len(valid), now.learning_rate, now.max_grad_norm, patience) as stride:
-                figures = self.differentiate(valid, now, 1.0, stride)
-            if not guard.holds():  # one by one, so that only the steps that went wrong are left out
-                guard.undo()
-                return [self.step(choice, now, None) for choice in choices]
-            for figure, squares, taken in zip(figures, stride.squares(), stride.found.taken.tolist(), strict=True):
-                stats: dict[Metric, float] = {}
-                accumulate(stats, *figure, now.vf_coef, 1.0)
-                outcome = self.outcome(squares, taken, "gradient" if isfinite(stats[metrics.LOSS]) else "loss")
-                found.append({**stats, **outcome} if taken else outcome)
-        results = iter(found)
-        return [next(results) if choice.n_valid else None for choice in choices]
+        for choice in choices:
+            yield self.step(choice, now, micro_sequences)
 
     def step(self, choice: Choice, now: Knobs, micro_sequences: int | None) -> Mapping[Metric, float] | None:
-        """The same for one batch, part by part: what the loops must agree with, and the path of what they leave out."""
+        """One optimizer step on a batch, part by part."""
         if choice.n_valid == 0:
             return None
         self.vector.drop_gradients()
@@ -187,18 +157,16 @@ class Learner:
 
     def backward(self, choice: Choice, now: Knobs, share: float) -> Figures:
         """Add `share` of the gradient of each trunk's loss."""
-        return self.differentiate([choice], now, share, NO_STRIDE)[0]
+        return self.differentiate(choice, now, share)
 
-    def differentiate(self, choices: Sequence[Choice], now: Knobs, share: float, stride: Stride) -> list[Figures]:
-        """The same for several batches, each followed by a step of the stride. Trunks have no weight in common, so
-        that they need not wait for each other."""
-        work = self.compiled.begin(choices, now, share, self.threads.count, stride)
+    def differentiate(self, choice: Choice, now: Knobs, share: float) -> Figures:
+        """Trunks have no weight in common, so that they need not wait for each other."""
+        work = self.compiled.begin([choice], now, share, self.threads.count)
         left = [j for j in self.trunks if j not in work.trunks]
-        others = [partial(self.gradient_in_torch, j, choices[0], now, share) for j in left]
-        n_sequences = sum(choice.n_sequences for choice in choices)
-        results = self.threads.run_measured([*others, *work.workers], n_sequences)
-        by_trunk = [{**dict(zip(left, results, strict=False)), **figures} for figures in work.figures()]
-        return [(figures[ACTOR], [figures[j] for j in self.trunks if j != ACTOR]) for figures in by_trunk]
+        others = [partial(self.gradient_in_torch, j, choice, now, share) for j in left]
+        results = self.threads.run_measured([*others, *work.workers], choice.n_sequences)
+        (figures,) = ({**dict(zip(left, results, strict=False)), **known} for known in work.figures())
+        return figures[ACTOR], [figures[j] for j in self.trunks if j != ACTOR]
 
     @property
     def trunks(self) -> range:
@@ -222,8 +190,7 @@ class Learner:
         gradient = self.vector.gather_gradients()
         squares = self.squares_of(gradient)
         norm = sqrt(sum(squares))
-        taken, guard = isfinite(norm) and isfinite(loss), self.guard()
-        reason = "gradient" if isfinite(loss) else "loss"
+        taken, reason = isfinite(norm) and isfinite(loss), "gradient" if isfinite(loss) else "loss"
         if taken:
             factor = self.gradient_scaler.scale_gradients(self.optimizer)  # reads the raw gradient, damps a noisy one,
             left = norm if is_scale_free(self.optimizer) else norm * factor
@@ -231,17 +198,10 @@ class Learner:
                 gradient.mul_(now.max_grad_norm / left)  # then the whole step is bounded,
             for group in self.optimizer.param_groups:
                 group["lr"] = now.learning_rate
-            scaled_step(self.optimizer, factor)  # then it is taken,
-            taken, reason = guard.holds(), "step"
+            taken, reason = self.guard.step(self.optimizer, factor), "step"  # then it is taken,
         if taken:
             self.gradient_scaler.step()  # and only now the statistics move
-        elif reason == "step":
-            guard.undo()
         return self.outcome(squares, taken, reason)
-
-    def guard(self) -> StepGuard:
-        """What the next step can be taken back with."""
-        return StepGuard(self.optimizer, self.gradient_scaler, self.vector)
 
     def outcome(self, squares: list[float], taken: bool, reason: str) -> Mapping[Metric, float]:
         """What became of a step; squares: of the norms of actor, critics and the rest; reason: what was not finite."""
@@ -253,11 +213,7 @@ class Learner:
 
     def squares_of(self, gradient: Tensor) -> list[float]:
         """Squared norms of actor, critics and the rest."""
-        if not gradient.is_cpu:
-            return [float(gradient[a:b].square().sum()) for a, b in pairwise(self.cuts)]
-        squared_norms(gradient.numpy(), self.cuts[:-1], self.cuts[1:], self.squares)
-        squares: list[float] = self.squares.tolist()
-        return squares
+        return squared_norms(gradient, self.cuts)
 
     def figures(self) -> dict[str, float]:
         """What scaler and optimizer have to say, once per update."""
@@ -281,11 +237,6 @@ class Learner:
         for layer, weight_factor, gradient_factor in rescaled:
             spans = [self.vector.where(parameter) for parameter in (layer.weight, layer.bias)]
             rescale_moments(state, spans, gradient_factor, weight_factor)
-
-
-def alike(choices: Sequence[Choice]) -> Sequence[Choice]:
-    """The first ones of equal lanes: sums of bfloat16 depend on how many sequences there is room for."""
-    return list(takewhile(lambda choice: lane_size(choice.n_sequences) == lane_size(choices[0].n_sequences), choices))
 
 
 def critic_norms(*norms: float) -> dict[Metric, float]:
