@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from tailguard.errors import DataError
 from tailguard.evaluation.calibration import HeldOut, draw, held_out
 from tests.agents import tiny_agent
 from tests.environments import ConstantReward, NoiseChain, vectorized
+from tests.rollout.test_invalid_steps import Pausing
 
 
 def test_returns_count_where_they_are_known() -> None:
@@ -34,6 +36,14 @@ def test_predictions_are_those_of_the_agent_before_each_step() -> None:
     for _ in range(5):
         _, state = agent.predict(obs, state)
     np.testing.assert_allclose(found.quantiles[:3], agent.predict_quantiles(obs, state), rtol=1e-5)
+
+
+def test_steps_that_do_not_count_are_not_compared() -> None:
+    def resting() -> DummyVecEnv:
+        return DummyVecEnv([lambda: Pausing("VV_", length=1000)] * 2)
+
+    found = held_out(tiny_agent(resting(), gamma=0.5), resting(), 30)
+    assert len(found.realised) == 2 * 16  # of 24 whose return is known
 
 
 def test_nothing_known_is_said() -> None:

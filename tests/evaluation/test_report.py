@@ -207,6 +207,12 @@ def test_coverage_of_true_quantiles_is_their_level_and_of_narrow_ones_is_not():
     narrow = calibrated(replace(strategy, quantiles=0.3 * wide.quantiles), levels, gamma)
     assert narrow is not None
     assert narrow.worst > 0.15
+    seen = np.arange(len(bars)) % 4 > 0  # of the other decisions the quantiles say anything
+    anything = np.where(seen[strategy.first + 1 :][: len(strategy), None], true, 1.0)
+    kept = calibrated(replace(strategy, quantiles=anything), levels, gamma, seen)
+    assert kept is not None
+    assert kept.worst < 0.02
+    assert kept.n_predictions == pytest.approx(0.75 * found.n_predictions, abs=2)
     assert calibrated(strategy, levels, gamma) is None
 
 

@@ -85,3 +85,12 @@ def test_columns_hidden_from_the_critics_do_not_move_their_word_but_the_actors()
     actions, (hidden, _) = agent.predict(seen, deterministic=True)
     assert actions[0] != actions[1]
     np.testing.assert_array_equal(hidden[1:, 0], hidden[1:, 1])  # memories of the critics, behind the actor's
+
+
+def test_samples_that_do_not_count_have_no_say_in_the_baseline_of_others() -> None:
+    advantages, place, moves, _ = a_bet(jump=0.0)
+    valid = np.random.default_rng(2).random(advantages.shape) < 0.7
+    spoiled = np.where(valid, advantages, 1e6)
+    baselines = [hindsight_baseline(values, place, moves, valid)[valid] for values in (advantages, spoiled)]
+    np.testing.assert_array_equal(*baselines)
+    assert np.var(advantages[valid] - baselines[0]) < 0.1 * np.var(advantages[valid])

@@ -18,6 +18,7 @@ import polars as pl
 from polars.exceptions import PanicException, PolarsError
 
 from tailguard.env import AccountRules, Costs, limits_of, requested_weights
+from tailguard.env.no_trade import inside
 from tailguard.errors import DataError
 from tailguard.evaluation import measures
 from tailguard.evaluation.backtest import (
@@ -190,7 +191,7 @@ def assess(
         verdict=verdict_on(subject, strategy, hold, trials),
         folds=folds,
         overfitting=overfitting_among(strategy.returns, other_trials),
-        calibration=calibrated(strategy, levels, subject.gamma),
+        calibration=calibrated(strategy, levels, subject.gamma, ~inside(bars.ts, account.no_trade_windows)),
         checks=leak_tests(bars, strategy, costs, account, features),
     )
 
@@ -209,8 +210,12 @@ def overfitting_among(returns: Array, others: Array | None) -> float | None:
     return backtest_overfitting(table, OVERFITTING_BLOCKS).probability if table.shape[1] > 1 else None
 
 
-def calibrated(strategy: Backtest, levels: Array | None, gamma: float) -> Calibration | None:
+def calibrated(
+    strategy: Backtest, levels: Array | None, gamma: float, orders_fill: npt.NDArray[np.bool_] | None = None
+) -> Calibration | None:
     """Coverage of the quantiles predicted along the path by the discounted rewards that followed.
+
+    orders_fill: (T,) bars at whose open orders are sent; of decisions for others no critic learns. None: all
 
     The last predictions are left out while their discounted future is not over (less than a thousandth of weight left).
     """
@@ -218,6 +223,8 @@ def calibrated(strategy: Backtest, levels: Array | None, gamma: float) -> Calibr
         return None
     horizon = int(np.ceil(np.log(1e-3) / np.log(gamma))) if gamma > 0.0 else 1
     asked = np.flatnonzero(np.isfinite(strategy.quantiles[: max(len(strategy) - horizon, 0)]).all(axis=1))
+    if orders_fill is not None:
+        asked = asked[orders_fill[strategy.first + 1 + asked]]
     if len(asked) < 20:
         return None
     rewards = np.log(np.maximum(1.0 + strategy.returns, 1e-3))

@@ -61,6 +61,8 @@ def held_out(
 ) -> HeldOut:
     """Act in `env` as in training (sampled actions: the critics judge the policy that explores) and compare.
 
+    Steps that the environment marks with info["valid"] = False are not compared: no critic learns their law.
+
     warm_up:   leading steps that are not compared, for the memory to fill
     tolerance: a step counts when at most this weight of its return is unknown: after a truncation, and after the last
                step, the rest is; after a termination nothing is
@@ -70,6 +72,7 @@ def held_out(
     laws = np.zeros((n_steps, n_envs, len(levels)))
     rewards, going_on = np.zeros((n_steps, n_envs)), np.zeros((n_steps, n_envs))
     unknown_after = np.zeros((n_steps, n_envs))  # weight of what a truncation hides
+    valid = np.ones((n_steps, n_envs), np.bool_)
     obs: Any = env.reset()
     state, start = None, np.ones(n_envs, np.bool_)
     for t in range(n_steps):
@@ -78,17 +81,18 @@ def held_out(
         obs, rewards[t], start, infos = env.step(action)
         cut = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
         going_on[t], unknown_after[t] = ~start, start & cut
+        valid[t] = [info.get("valid", True) for info in infos]
     realised, unknown = np.zeros((n_steps, n_envs)), np.zeros((n_steps, n_envs))
     total, hidden = np.zeros(n_envs), np.ones(n_envs)
     for t in range(n_steps - 1, -1, -1):
         total = rewards[t] + gamma * going_on[t] * total
         hidden = gamma * (going_on[t] * hidden + unknown_after[t])
         realised[t], unknown[t] = total, hidden
-    known = unknown <= tolerance
+    known = (unknown <= tolerance) & valid
     known[:warm_up] = False
     if not known.any():
         raise DataError(
-            f"No step of {n_steps} has a return that is known to {100 * (1 - tolerance):g} %: "
+            f"No valid step of {n_steps} has a return that is known to {100 * (1 - tolerance):g} %: "
             f"with gamma={gamma} run longer episodes, or allow a larger tolerance."
         )
     return HeldOut(laws[known], realised[known], levels)
