@@ -8,12 +8,12 @@ from functools import lru_cache
 from math import sqrt
 from typing import Any, ClassVar
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from tailguard.configuration import Config, NonNegativeFloat
 from tailguard.errors import ConfigError
+from tailguard.kernels.scans import reverse_scan
 from tailguard.market.bars import Bars
 from tailguard.market.oracles import solver
 from tailguard.market.oracles.chain import Chain, Sizes
@@ -156,14 +156,11 @@ def last_returns(bars: Bars) -> Array:
     return change
 
 
-@numba.njit(cache=True, nogil=True)
 def autoregression(start: float, persistence: float, shocks: Array) -> Array:
     """x[0] = start, x[t] = persistence * x[t-1] + shocks[t]."""
-    x = np.empty(len(shocks))
-    x[0] = start
-    for t in range(1, len(shocks)):
-        x[t] = persistence * x[t - 1] + shocks[t]
-    return x
+    terms, carried = shocks[::-1, None].copy(), np.full((len(shocks), 1), persistence)
+    terms[-1], carried[-1] = start, 0.0
+    return reverse_scan(terms, carried, np.zeros(1))[::-1, 0]
 
 
 @lru_cache(maxsize=64)
@@ -178,8 +175,5 @@ def _optimum(market: OracleMarket) -> Optimum:
     mean = solution.reward_per_step
     legs = len(market.symbols)
     sizes = Sizes(states=161, weights=31, nodes=31)  # a switch of position is sharp in the state, coarse in the weight
-    square, traded = (
-        solver.long_run(market.chain(sizes), sizes, solution.band, payoff)
-        for payoff in (solver.SQUARED_REWARD, solver.TURNOVER)
-    )
+    square, traded = solver.long_run(market.chain(sizes), sizes, solution.band)
     return Optimum(mean, sqrt(max(square - mean**2, 0.0)), legs * traded, solution.bounds)

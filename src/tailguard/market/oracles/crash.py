@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
-from scipy.stats import binom, norm
+from scipy.special import gammaln, ndtr, xlog1py, xlogy
 
 from tailguard.configuration import NonNegativeFloat, PositiveInt
 from tailguard.errors import ConfigError
@@ -87,7 +87,7 @@ class CrashMarket(OracleMarket):
             float(weights @ (part - mean) ** 2) for part, mean in zip((growth[:n], growth[n:]), means, strict=True)
         ]
         jumps = np.arange(self.episode_length + 1)
-        chance = binom.pmf(jumps, self.episode_length, self.jump_probability)
+        chance = binomial(jumps, self.episode_length, self.jump_probability)
         keep = chance > 1e-15
         chance, jumps = chance[keep], jumps[keep]
         quiet = self.episode_length - jumps
@@ -102,9 +102,10 @@ class CrashMarket(OracleMarket):
         low, high = float((mean - 12 * std).min()), float((mean + 12 * std).max())
         for _ in range(200):
             middle = 0.5 * (low + high)
-            low, high = (middle, high) if chance @ norm.cdf((middle - mean) / std) < alpha else (low, middle)
+            low, high = (middle, high) if chance @ ndtr((middle - mean) / std) < alpha else (low, middle)
         z = (0.5 * (low + high) - mean) / std
-        return float(chance @ (mean * norm.cdf(z) - std * norm.pdf(z)) / alpha)
+        density = np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi)
+        return float(chance @ (mean * ndtr(z) - std * density) / alpha)
 
     def constant_weight(self, alpha: float, limit: float) -> ConstantWeight:
         """The best weight held all through the episode with CVaR_alpha(X) >= limit."""
@@ -186,6 +187,13 @@ class TailPolicy(OptimalPolicy):
         left = np.rint(seen[:, 2] * self.episode_length).astype(np.int64)
         weight = self.table.weight(self.episode_length - left, seen[:, 3] / 100.0, seen[:, 1])
         return weight[:, None].astype(np.float32), state
+
+
+def binomial(successes: npt.NDArray[np.int64], n: int, p: float) -> Array:
+    """Probability of each number of successes in n trials."""
+    failures = n - successes
+    ways = gammaln(n + 1.0) - gammaln(successes + 1.0) - gammaln(failures + 1.0)
+    return np.asarray(np.exp(ways + xlogy(successes, p) + xlog1py(failures, -p)))
 
 
 def check_limit(alpha: float, limit: float) -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -50,16 +49,6 @@ class Solution:
     sizes: Sizes
 
 
-class Moves(NamedTuple):
-    """What one bar may bring from every state, K cases each, in the form that the sweeps take."""
-
-    prob: Array  # (X, K)
-    ret: Array  # (X, K) return of the asset
-    growth: Array  # (X, K) of its price, and so of a weight held
-    cell: Ints  # (X, K) first of the four grid states around the next one
-    mix: Array  # (X, K, 4) their shares
-
-
 def weight_grid(n: int) -> Array:
     """n weights on [-1, 1] and `OUTER` more on each side."""
     step = 2.0 / (n - 1)
@@ -68,102 +57,69 @@ def weight_grid(n: int) -> Array:
     return np.concatenate([-beyond[::-1], inner, beyond])
 
 
-@numba.njit(cache=True, nogil=True)
-def _along(row: Array, h: float, first: float, step: float) -> float:
-    """Linear; beyond the last weight the value goes on along its last slope, which is the cost of coming back."""
-    place = (h - first) / step
-    j = min(max(int(place), 0), len(row) - 2)
-    return float(row[j] + (place - j) * (row[j + 1] - row[j]))
+class Bar:
+    """One bar of a chain while a certain weight is held in each state (x, h) of the grids: growth, and what follows.
+
+    Where a value function is read afterwards does not depend on it, so its expectation is two sparse products.
+    """
+
+    def __init__(self, chain: Chain, weights: Array, holding: Array) -> None:
+        """holding: (X, H) the weight held for the bar in each state; weights: (H,)"""
+        self.log_growth, self.log_growth_squared = np.empty(holding.shape), np.empty(holding.shape)  # means, (X, H)
+        self._blocks = []
+        first, mix = next_states(chain)
+        for begin in range(0, len(holding), 16):  # of states: few enough to stay in a processor's cache
+            rows = slice(begin, begin + 16)
+            prob, held = chain.prob[rows], holding[rows, :, None]
+            gain = np.maximum(1.0 + held * chain.ret[rows, None, :], 1e-3)  # (x, H, K), as the reward's floor
+            log_gain, after = np.log(gain), held * chain.growth[rows, None, :] / gain
+            self.log_growth[rows] = np.einsum("xk,xhk->xh", prob, log_gain)
+            self.log_growth_squared[rows] = np.einsum("xk,xhk->xh", prob, log_gain**2)
+            state = _mix_of_states(first[rows], prob[..., None] * mix[rows], len(chain.grid))
+            self._blocks.append((rows, state, _interpolation(after, weights)))
+
+    def expect(self, value: Array) -> Array:
+        """(X, H) expectation of a value function (X, H) after the bar."""
+        out = np.empty(value.shape)
+        for rows, state, weight in self._blocks:
+            out[rows] = (weight @ (state @ value).ravel()).reshape(-1, value.shape[1])
+        return out
 
 
-@numba.njit(cache=True, nogil=True)
-def _lookup(table: Array, i: int, mix: Array, h: float, first: float, step: float) -> float:
-    """Linear in the weight, a mix of the four states from i on in the information state."""
-    place = (h - first) / step
-    j = min(max(int(place), 0), table.shape[1] - 2)
-    part = place - j
-    total = 0.0
-    for m in range(4):
-        total += mix[m] * (table[i + m, j] + part * (table[i + m, j + 1] - table[i + m, j]))
-    return total
+def _mix_of_states(first: Ints, mix: Array, n_states: int) -> Any:
+    """Sparse (x K, X): for each case (x, K) the sum over four states from `first` on, times mix (x, K, 4)."""
+    from scipy import sparse  # takes a tenth of a second to import, and few ask for an optimum
+
+    columns, ends = (first[..., None] + np.arange(4)).astype(np.int32), np.arange(0, mix.size + 1, 4, dtype=np.int32)
+    return sparse.csr_array((mix.ravel(), columns.ravel(), ends), shape=(first.size, n_states))
 
 
-@numba.njit(cache=True, nogil=True)
-def _expect(value: Array, weights: Array, moves: Moves, out: Array) -> None:
-    """out[x, b] = E[ln(1 + b R) + value(x', h')]: holding b for one bar and going on well."""
-    prob, ret, growth, cell, mix = moves
-    first, step = weights[0], weights[1] - weights[0]
-    n_states, n_weights = out.shape
-    for x in range(n_states):
-        for j in range(n_weights):
-            b = weights[j]
-            total = 0.0
-            for k in range(prob.shape[1]):
-                gain = max(1.0 + b * ret[x, k], 1e-3)  # as the reward's floor
-                h = b * growth[x, k] / gain
-                total += prob[x, k] * (np.log(gain) + _lookup(value, cell[x, k], mix[x, k], h, first, step))
-            out[x, j] = total
+def _interpolation(after: Array, weights: Array) -> Any:
+    """Sparse (x H, x K H): for each state (x, H) the sum over cases of values at the weights held `after` (x, H, K)."""
+    from scipy import sparse
+
+    n_states, n_weights, n_cases = after.shape
+    below, part = _places(after, weights)
+    first = np.arange(n_states * n_cases).reshape(n_states, 1, n_cases) * n_weights + below
+    columns = np.stack([first, first + 1], axis=-1).astype(np.int32)
+    shares = np.stack([1.0 - part, part], axis=-1)
+    ends = np.arange(0, 2 * after.size + 1, 2 * n_cases, dtype=np.int32)
+    shape = n_states * n_weights, n_states * n_cases * n_weights
+    return sparse.csr_array((shares.ravel(), columns.ravel(), ends), shape=shape)
 
 
-@numba.njit(cache=True, nogil=True)
-def _peak(row: Array, weights: Array, slope: float, first: int, last: int) -> float:
-    """Where row + slope * weight is largest among first .. last, refined by the parabola through the neighbours."""
-    best = first
-    for j in range(first, last + 1):
-        if row[j] + slope * weights[j] > row[best] + slope * weights[best]:
-            best = j
-    if best in (first, last):
-        return float(weights[best])
-    down = row[best] - row[best - 1] + slope * (weights[best] - weights[best - 1])
-    up = row[best + 1] - row[best] + slope * (weights[best + 1] - weights[best])
-    if down - up <= 0.0:
-        return float(weights[best])
-    offset = 0.5 * (down + up) / (down - up)
-    return float(weights[best] + offset * (weights[1] - weights[0]))
+def _places(held: Array, weights: Array) -> tuple[Ints, Array]:
+    """Grid weight below each held one, and how far between it and the next one.
+
+    Beyond the grid it is the last pair, so a value goes on along its last slope, which is the cost of coming back.
+    """
+    place = (held - weights[0]) / (weights[1] - weights[0])
+    below = np.clip(place.astype(np.int64), 0, len(weights) - 2)
+    return below, place - below
 
 
-@numba.njit(cache=True, nogil=True)
-def _improve(held: Array, weights: Array, cost: float, outer: int, low: Array, high: Array, value: Array) -> None:
-    """From the value of holding (X, H) to the band of every state and the value before trading."""
-    first, step = weights[0], weights[1] - weights[0]
-    n_states, n_weights = held.shape
-    for x in range(n_states):
-        low[x] = _peak(held[x], weights, -cost, outer, n_weights - 1 - outer)
-        high[x] = max(low[x], _peak(held[x], weights, cost, outer, n_weights - 1 - outer))
-        for j in range(n_weights):
-            target = min(max(weights[j], low[x]), high[x])
-            kept = 1.0 - cost * abs(target - weights[j])
-            value[x, j] = np.log(kept) + _along(held[x], target / kept, first, step)
-
-
-SQUARED_REWARD, TURNOVER = range(2)  # payoffs
-
-
-@numba.njit(cache=True, nogil=True)
-def _evaluate(
-    value: Array, weights: Array, moves: Moves, cost: float, low: Array, high: Array, payoff: int, out: Array
-) -> None:
-    """One sweep of policy evaluation; the payoff is the reward squared or the weight traded."""
-    prob, ret, growth, cell, mix = moves
-    first, step = weights[0], weights[1] - weights[0]
-    n_states, n_weights = out.shape
-    for x in range(n_states):
-        for j in range(n_weights):
-            target = min(max(weights[j], low[x]), high[x])
-            traded = abs(target - weights[j])
-            kept = 1.0 - cost * traded
-            b = target / kept
-            total = 0.0
-            for k in range(prob.shape[1]):
-                gain = max(1.0 + b * ret[x, k], 1e-3)  # as the reward's floor
-                now = np.log(kept * gain) ** 2 if payoff == SQUARED_REWARD else traded
-                h = b * growth[x, k] / gain
-                total += prob[x, k] * (now + _lookup(value, cell[x, k], mix[x, k], h, first, step))
-            out[x, j] = total
-
-
-def _moves(chain: Chain) -> Moves:
-    """The chain's cases; every next state is a mix of four grid states with cubic weights.
+def next_states(chain: Chain) -> tuple[Ints, Array]:
+    """First of the four grid states around each next one (X, K), and their shares (X, K, 4): cubic interpolation.
 
     Values are smooth in the information state (noise smooths them), so four points are worth many more of two.
     States beyond the grid count as its edge.
@@ -177,26 +133,51 @@ def _moves(chain: Chain) -> Moves:
         for j in range(4):
             if i != j:
                 mix[..., i] *= (after - points[..., j]) / (points[..., i] - points[..., j])
-    return Moves(chain.prob, chain.ret, chain.growth, first, mix)
+    return first, mix
+
+
+def best_weight(held: Array, weights: Array, slope: float) -> Array:
+    """(X,) the weight in [-1, 1] where held + slope * weight (X, H) is largest, refined by the parabola through it."""
+    inner = slice(OUTER, len(weights) - OUTER)
+    score = held[:, inner] + slope * weights[inner]
+    states, best = np.arange(len(score)), score.argmax(axis=1)
+    middle = np.clip(best, 1, score.shape[1] - 2)
+    down = score[states, middle] - score[states, middle - 1]
+    up = score[states, middle + 1] - score[states, middle]
+    peaked = (best == middle) & (down > up)
+    offset = 0.5 * (down + up) / np.where(peaked, down - up, 1.0)
+    return np.asarray(weights[inner][best] + np.where(peaked, offset, 0.0) * (weights[1] - weights[0]))
+
+
+def trade(held: Array, weights: Array, cost: float) -> tuple[Array, Array, Array]:
+    """From values of holding each weight (X, H) to the band, low and high (X,), and values before trading (X, H)."""
+    low = best_weight(held, weights, -cost)
+    high = np.maximum(low, best_weight(held, weights, cost))
+    target, kept = traded(weights, cost, low, high)
+    below, part = _places(target / kept, weights)
+    value, above = (np.take_along_axis(held, below + i, axis=1) for i in (0, 1))
+    return low, high, np.log(kept) + (value + part * (above - value))
+
+
+def traded(weights: Array, cost: float, low: Array, high: Array) -> tuple[Array, Array]:
+    """(X, H) weight that a band leads to from each held one, and the part of equity that the trade leaves."""
+    target = np.minimum(np.maximum(weights, low[:, None]), high[:, None])
+    return target, 1.0 - cost * np.abs(target - weights)
 
 
 def solve(chain: Chain, sizes: Sizes, *, warm: Solution | None = None, max_sweeps: int = 20_000) -> Solution:
     """Value iteration until the bounds on the reward per step are within 2e-4 of it (or within 2e-9)."""
     weights = weight_grid(sizes.weights)
-    n_states = len(chain.grid)
-    moves = _moves(chain)
-    value = np.zeros((n_states, len(weights))) if warm is None else _resampled(warm, chain.grid, weights)
-    held, new = np.empty_like(value), np.empty_like(value)
-    low, high = np.empty(n_states), np.empty(n_states)
+    shape = len(chain.grid), len(weights)
+    bar = Bar(chain, weights, np.broadcast_to(weights, shape))
+    value = np.zeros(shape) if warm is None else _resampled(warm, chain.grid, weights)
     for _ in range(max_sweeps):
-        _expect(value, weights, moves, held)
-        _improve(held, weights, chain.cost, OUTER, low, high, new)
+        low, high, new = trade(bar.log_growth + bar.expect(value), weights, chain.cost)
         change = new - value
         least, most = float(change.min()), float(change.max())
-        value = new - new[n_states // 2, len(weights) // 2]
+        value = new - new[shape[0] // 2, shape[1] // 2]
         if most - least <= max(2e-4 * abs(least + most), 2e-9):
-            band = Band(chain.grid, low.copy(), high.copy())
-            return Solution(band, 0.5 * (least + most), (least, most), value, weights, sizes)
+            return Solution(Band(chain.grid, low, high), 0.5 * (least + most), (least, most), value, weights, sizes)
     raise TailguardError(
         f"The optimum did not settle in {max_sweeps} sweeps (bounds {least:.3e} .. {most:.3e} per step). The market "
         f"mixes too slowly for these constants; use a larger switch probability or a smaller persistence."
@@ -230,36 +211,39 @@ def refine(
     )
 
 
-def long_run(chain: Chain, sizes: Sizes, band: Band, payoff: int, *, max_sweeps: int = 20_000) -> float:
-    """Long-run mean per step of a payoff under a band, which may come from a finer grid."""
-    moves = _moves(chain)
+def long_run(chain: Chain, sizes: Sizes, band: Band, *, max_sweeps: int = 20_000) -> tuple[float, float]:
+    """Long-run means per step of the squared reward and of the weight traded under a band.
+
+    The band may come from a finer grid.
+    """
     weights = weight_grid(sizes.weights)
     low, high = (np.interp(chain.grid, band.grid, edge) for edge in (band.low, band.high))
-    value = np.zeros((len(chain.grid), len(weights)))
-    new = np.empty_like(value)
-    for _ in range(max_sweeps):
-        _evaluate(value, weights, moves, chain.cost, low, high, payoff, new)
-        change = new - value
-        least, most = float(change.min()), float(change.max())
-        value = new - new[len(chain.grid) // 2, new.shape[1] // 2]
-        if most - least <= max(5e-4 * abs(least + most), 1e-9):
-            return 0.5 * (least + most)
-    raise TailguardError(f"The long-run mean did not settle in {max_sweeps} sweeps ({least:.3e} .. {most:.3e}).")
+    target, kept = traded(weights, chain.cost, low, high)
+    bar, paid = Bar(chain, weights, target / kept), np.log(kept)
+    square = paid**2 + 2.0 * paid * bar.log_growth + bar.log_growth_squared  # mean of (paid + log growth)^2
+
+    def mean(payoff: Array) -> float:
+        value = np.zeros(payoff.shape)
+        for _ in range(max_sweeps):
+            new = payoff + bar.expect(value)
+            change = new - value
+            least, most = float(change.min()), float(change.max())
+            value = new - new[len(chain.grid) // 2, len(weights) // 2]
+            if most - least <= max(5e-4 * abs(least + most), 1e-9):
+                return 0.5 * (least + most)
+        raise TailguardError(f"The long-run mean did not settle in {max_sweeps} sweeps ({least:.3e} .. {most:.3e}).")
+
+    return mean(square), mean(np.abs(target - weights))
 
 
 def episode_value(chain: Chain, sizes: Sizes, n_steps: int) -> float:
     """Best expected sum of rewards over n_steps that start flat, by backward induction on the same grids."""
     weights = weight_grid(sizes.weights)
-    moves = _moves(chain)
     value = np.zeros((len(chain.grid), len(weights)))
-    held = np.empty_like(value)
-    low, high = np.empty(len(chain.grid)), np.empty(len(chain.grid))
-    new = np.empty_like(value)
+    bar = Bar(chain, weights, np.broadcast_to(weights, value.shape))
     for done in range(1, n_steps + 1):
-        _expect(value, weights, moves, held)
-        _improve(held, weights, chain.cost, OUTER, low, high, new)
-        change = new - value
-        value, new = new, value
+        _, _, new = trade(bar.log_growth + bar.expect(value), weights, chain.cost)
+        change, value = new - value, new
         if np.ptp(change) <= max(2e-4 * abs(float(change.mean())), 1e-10):  # every further step adds the same
             value = value + (n_steps - done) * float(change.mean())
             break

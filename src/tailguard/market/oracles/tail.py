@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -60,69 +59,6 @@ class Grid(NamedTuple):
     free: bool  # trading costs nothing, so the weight held is no state
 
 
-@numba.njit(cache=True, nogil=True)
-def _at(table: Array, place: float, j: int) -> float:
-    """Linear in the level, beyond the ends along the last slope: the true value is straight there."""
-    i = min(max(int(place), 0), table.shape[0] - 2)
-    return float(table[i, j] + (place - i) * (table[i + 1, j] - table[i, j]))
-
-
-@numba.njit(cache=True, nogil=True)
-def _after(table: Array, y: int, j: int, shift: Array, cell: Ints, share: Array, prob: Array) -> float:
-    """Expectation of `table` after one bar from level y with weight j.
-
-    shift: (W, K) levels that Y moves by, in grid steps; cell, share: (W, K) place of the weight held afterwards
-    """
-    total = 0.0
-    for k in range(prob.shape[0]):
-        place, h = y + shift[j, k], cell[j, k]
-        found = _at(table, place, h)
-        if table.shape[1] > 1:
-            found += share[j, k] * (_at(table, place, h + 1) - found)
-        total += prob[k] * found
-    return total
-
-
-@numba.njit(cache=True, nogil=True)
-def _sweep_free(
-    value: Array, mean: Array, shift: Array, cell: Ints, share: Array, prob: Array, new: Array, choice: Ints
-) -> None:
-    """One step back when trading costs nothing: the best weight of each level, whatever is held."""
-    for y in range(value.shape[0]):
-        best, top = 0, -np.inf
-        for j in range(shift.shape[0]):
-            v = _after(value, y, j, shift, cell, share, prob)
-            if v > top:
-                best, top = j, v
-        choice[y, 0] = best
-        new[0, y, 0] = top
-        new[1, y, 0] = _after(mean, y, best, shift, cell, share, prob)
-
-
-@numba.njit(cache=True, nogil=True)
-def _hold(value: Array, mean: Array, shift: Array, cell: Ints, share: Array, prob: Array, held: Array) -> None:
-    """held[0], held[1] (Y, W): expectations of `value` and `mean` after one bar with each weight."""
-    for y in range(held.shape[1]):
-        for j in range(held.shape[2]):
-            held[0, y, j] = _after(value, y, j, shift, cell, share, prob)
-            held[1, y, j] = _after(mean, y, j, shift, cell, share, prob)
-
-
-@numba.njit(cache=True, nogil=True)
-def _trade(held: Array, toll: Array, new: Array, choice: Ints) -> None:
-    """From every weight held to the best target. toll: (H, W) levels that a trade costs, in grid steps, negative."""
-    for y in range(new.shape[1]):
-        for h in range(new.shape[2]):
-            best, top = 0, -np.inf
-            for j in range(toll.shape[1]):
-                v = _at(held[0], y + toll[h, j], j)
-                if v > top:
-                    best, top = j, v
-            choice[y, h] = best
-            new[0, y, h] = top
-            new[1, y, h] = _at(held[1], y + toll[h, best], best)
-
-
 def make_grid(returns: Array, prob: Array, cost: float, n_steps: int, step: float, n_weights: int) -> Grid:
     """Levels reach as far as an episode plausibly does; weights go from none to all on the side that earns."""
     side = 1.0 if float(prob @ returns) >= 0.0 else -1.0
@@ -134,46 +70,92 @@ def make_grid(returns: Array, prob: Array, cost: float, n_steps: int, step: floa
     return Grid(levels, side * np.linspace(0.0, 1.0, n_weights), cost == 0.0)
 
 
-def backward(
-    grid: Grid, returns: Array, prob: Array, cost: float, n_steps: int, penalty: float
-) -> tuple[npt.NDArray[np.float32], Array, Array]:
-    """Maximise E[Y - penalty * (-Y)+]; returns targets (T, Y, H), and value and E[Y] (Y, H) at the start."""
-    levels, weights, free = grid
-    step = float(levels[1] - levels[0])
-    n_held = 1 if free else len(weights)
-    gain = 1.0 + weights[:, None] * returns  # (W, K)
-    shift = np.log(gain) / step
-    after = weights[:, None] * (1.0 + returns) / gain
-    place = np.clip(after / (weights[1] - weights[0]), 0.0, len(weights) - 1.0)
-    cell: Ints = np.zeros(shift.shape, dtype=np.int64)
-    if not free:
-        cell = np.minimum(place.astype(np.int64), len(weights) - 2).astype(np.int64)
-    share = place - cell
-    start = np.zeros(1) if free else weights
-    toll = np.log1p(-cost * np.abs(weights[None, :] - start[:, None])) / step
+class ShiftedSums:
+    """For a table (Y, C) the sums over k of factor[r, k] * table[y + shift[r, k], column[r, k]], for each (y, r).
 
-    value = np.repeat((levels - penalty * np.maximum(-levels, 0.0))[:, None], n_held, axis=1)
-    mean = np.repeat(levels[:, None], n_held, axis=1)
-    held = np.empty((2, len(levels), len(weights)))
-    new = np.empty((2, len(levels), n_held))
-    choice: Ints = np.empty((len(levels), n_held), dtype=np.int64)
-    target = np.empty((n_steps, len(levels), n_held), dtype=np.float32)
+    shift, column, factor: (R, K). Linear in the level, beyond the ends along the last slope: the true value is straight
+    there.
+    """
+
+    def __init__(self, n_levels: int, n_columns: int, shift: Array, column: Ints, factor: Array) -> None:
+        from scipy import sparse  # takes a tenth of a second to import, and few ask for an optimum
+
+        self.n_levels, self.n_columns = n_levels, n_columns
+        self.shift, self.column, self.factor = shift, column, factor
+        below, part = self._places(np.arange(len(shift)))  # (Y, R, K)
+        columns = np.stack([below, below + n_columns], axis=-1).astype(np.int32)
+        data = factor[..., None] * np.stack([1.0 - part, part], axis=-1)
+        ends = np.arange(0, data.size + 1, 2 * shift.shape[1], dtype=np.int32)
+        shape = n_levels * len(shift), n_levels * n_columns
+        self._matrix = sparse.csr_array((data.ravel(), columns.ravel(), ends), shape=shape)
+        self._matrix.sum_duplicates()
+
+    def all(self, table: Array) -> Array:
+        """(Y, R) every sum."""
+        return np.asarray(self._matrix @ table.ravel()).reshape(self.n_levels, -1)
+
+    def some(self, table: Array, rows: Ints) -> Array:
+        """(Y, M) the sums r = rows[y, m] of each level."""
+        below, part = self._places(rows)
+        flat = table.ravel()
+        value, above = flat[below], flat[below + self.n_columns]
+        return np.asarray((self.factor[rows] * (value + part * (above - value))).sum(axis=-1))
+
+    def _places(self, rows: Ints) -> tuple[Ints, Array]:
+        """Flat index of the entry below each place that is read, and how far the place is towards the next level."""
+        place = np.arange(self.n_levels)[:, None, None] + self.shift[rows]
+        below = np.clip(place.astype(np.int64), 0, self.n_levels - 2)
+        return below * self.n_columns + self.column[rows], place - below
+
+
+class Bar:
+    """One bar on a grid: what holding each weight brings, and what trading to each weight costs before.
+
+    Both are linear in the values that follow, so they are sparse products; only the choice of the best weight is not.
+    """
+
+    def __init__(self, grid: Grid, returns: Array, prob: Array, cost: float) -> None:
+        levels, weights, free = grid
+        n_levels, n_weights, step = len(levels), len(weights), float(levels[1] - levels[0])
+        gain = 1.0 + weights[:, None] * returns  # (W, K)
+        shift, chance = np.log(gain) / step, np.broadcast_to(prob, gain.shape)
+        if free:  # expectation after a bar from each level with each weight
+            self.hold = None
+            self.options = ShiftedSums(n_levels, 1, shift, np.zeros(shift.shape, np.int64), chance)
+            return
+        place = weights[:, None] * (1.0 + returns) / gain / (weights[1] - weights[0])  # weight held after it, in steps
+        place = np.clip(place, 0.0, n_weights - 1.0)
+        cell = np.minimum(place.astype(np.int64), n_weights - 2)
+        share = chance * (place - cell)
+        corners, shares = np.hstack([cell, cell + 1]), np.hstack([chance - share, share])
+        self.hold = ShiftedSums(n_levels, n_weights, np.tile(shift, 2), corners, shares)
+        toll = np.log1p(-cost * np.abs(weights - weights[:, None])) / step  # (H, W) levels, negative
+        target = np.tile(np.arange(n_weights), n_weights)[:, None]
+        self.options = ShiftedSums(n_levels, n_weights, toll.reshape(-1, 1), target, np.ones((toll.size, 1)))
+
+
+def backward(bar: Bar, grid: Grid, n_steps: int, penalty: float) -> tuple[npt.NDArray[np.uint8], Array, Array]:
+    """Maximise E[Y - penalty * (-Y)+].
+
+    returns: the choice of a weight (T, Y, H), and value and E[Y] (Y, H) at the start
+    """
+    n_levels, n_weights, n_held = len(grid.levels), len(grid.weights), 1 if grid.free else len(grid.weights)
+    value = np.repeat((grid.levels - penalty * np.maximum(-grid.levels, 0.0))[:, None], n_held, axis=1)
+    mean = np.repeat(grid.levels[:, None], n_held, axis=1)
+    choice = np.empty((n_steps, n_levels, n_held), dtype=np.uint8)
+    first = n_weights * np.arange(n_held)  # of the options of each weight held
     for t in range(n_steps - 1, -1, -1):
-        if free:
-            _sweep_free(value, mean, shift, cell, share, prob, new, choice)
-        else:
-            _hold(value, mean, shift, cell, share, prob, held)
-            _trade(held, toll, new, choice)
-        value[...], mean[...] = new
-        target[t] = weights[choice]
-    return target, value, mean
+        if bar.hold is not None:
+            value, mean = bar.hold.all(value), bar.hold.all(mean)
+        options = bar.options.all(value)  # (Y, H W)
+        choice[t] = best = options.reshape(n_levels, n_held, n_weights).argmax(axis=2)
+        value, mean = np.take_along_axis(options, first + best, axis=1), bar.options.some(mean, first + best)
+    return choice, value, mean
 
 
-def at_price(
-    grid: Grid, returns: Array, prob: Array, cost: float, n_steps: int, alpha: float, limit: float, price: float
-) -> Answer | None:
+def at_price(bar: Bar, grid: Grid, n_steps: int, alpha: float, limit: float, price: float) -> Answer | None:
     """The best of the policies that one price makes, over all thresholds, that keep the limit."""
-    target, value, mean = backward(grid, returns, prob, cost, n_steps, price / alpha)
+    choice, value, mean = backward(bar, grid, n_steps, price / alpha)
     nu = -grid.levels
     expected = mean[:, 0] + nu  # column 0: an episode starts flat
     cvar = nu - (mean[:, 0] - value[:, 0]) / price  # a lower bound for any nu, the value at the best one
@@ -181,7 +163,8 @@ def at_price(
         return None
     # of thresholds with the same expectation the one that tells the CVaR best: the limit need not bind
     start = int(np.where(cvar >= limit, expected + 1e-4 * cvar, -np.inf).argmax())
-    table = Table(target, float(grid.levels[0]), float(grid.levels[1] - grid.levels[0]), grid.weights, float(nu[start]))
+    target, step = grid.weights.astype(np.float32)[choice], float(grid.levels[1] - grid.levels[0])
+    table = Table(target, float(grid.levels[0]), step, grid.weights, float(nu[start]))
     return Answer(table, float(expected[start]), float(cvar[start]), price)
 
 
@@ -194,20 +177,23 @@ def solve(
     over the one asked for as the price moves. Hence a search for the best expectation, not for the price that meets it.
     """
 
-    def best(grid: Grid, prices: Array) -> Answer | None:
+    def best(grid: Grid, bar: Bar, prices: Array) -> Answer | None:
         top: Answer | None = None  # one at a time: a table can be large
         for price in prices.tolist():
-            found = at_price(grid, returns, prob, cost, n_steps, alpha, limit, price)
+            found = at_price(bar, grid, n_steps, alpha, limit, price)
             if found is not None and (top is None or found.mean > top.mean):
                 top = found
         return top
 
     coarse = make_grid(returns, prob, cost, n_steps, volatility / 2.0, 21)
-    fine = make_grid(returns, prob, cost, n_steps, volatility / 4.0, 41 if cost == 0.0 else 21)
-    answer = best(coarse, np.geomspace(LEAST, 300.0, 26))
-    for grid, ratio, n_prices in ((coarse, 1.5, 7), (fine, 1.1, 5), (fine, 1.02, 7)):
-        if answer is not None:
-            answer = best(grid, answer.price * np.geomspace(1.0 / ratio, ratio, n_prices)) or answer
+    bar = Bar(coarse, returns, prob, cost)
+    answer = best(coarse, bar, np.geomspace(LEAST, 300.0, 26))
+    if answer is not None:
+        answer = best(coarse, bar, answer.price * np.geomspace(1.0 / 1.5, 1.5, 7)) or answer
+        fine = make_grid(returns, prob, cost, n_steps, volatility / 4.0, 41 if cost == 0.0 else 21)
+        bar = Bar(fine, returns, prob, cost)
+        for ratio, n_prices in ((1.1, 5), (1.02, 7)):
+            answer = best(fine, bar, answer.price * np.geomspace(1.0 / ratio, ratio, n_prices)) or answer
     if answer is None:
         raise TailguardError(f"No policy on the grid keeps CVaR at {limit} or better. Use a lower limit.")
     return answer if answer.price > 2.0 * LEAST else answer._replace(price=0.0)
