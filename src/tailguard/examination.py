@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tailguard.checkpoint import write_file
+from tailguard.config_edits import as_trained, trained_experiment
 from tailguard.env import TradingVecEnv
 from tailguard.env.dataset import DataConfig, Dataset, Part, read_bars
 from tailguard.env.oracle import oracle_config
@@ -210,9 +211,12 @@ def remembered(folder: Path) -> tuple[tuple[str, ...], FeatureScaler]:
 def examine(folder: RunFolder, part: Part = "test", files: Sequence[str] = ()) -> Assessment:
     """Backtest the newest agent of a run, enter the trial, write the assessment's files and the report."""
     folder.require_single_agent()
-    experiment = Experiment(saved_experiment(folder.config_file))
+    checkpoint = newest_checkpoint(folder)
+    experiment = trained_experiment(folder, checkpoint)
+    if not files:
+        require_bars_of_training(folder, experiment)
     exam = exam_of(experiment, folder.path, part, files)
-    agent = DistributionalPPO.load(newest_checkpoint(folder))
+    agent = DistributionalPPO.load(checkpoint)
     strategy = exam.run(agent, with_quantiles=True)
     subject = Subject(
         run=folder.name,
@@ -226,6 +230,18 @@ def examine(folder: RunFolder, part: Part = "test", files: Sequence[str] = ()) -
         facts=exam.facts,
     )
     return conclude(folder, exam, strategy, subject, np.asarray(agent.config.critic.levels))
+
+
+def require_bars_of_training(folder: RunFolder, experiment: Experiment) -> None:
+    """Refuse files that hold other bars than those the run was begun with: splits and scaler would be others too."""
+    begun = folder.manifest().get("data", {}).get("bars")
+    if isinstance(experiment.task, DataTask) and begun not in (None, experiment.task.bars.digest()):
+        named = " ".join(f"--data {file}" for file in experiment.task.config.files)
+        raise DataError(
+            f"The bars of {', '.join(experiment.task.config.files)} are not those that {folder.path} was begun with, "
+            "so what is train and test in them, and how features are scaled, would be something else. Restore the "
+            f"files, or evaluate them as new bars: `tailguard evaluate {folder.handle} {named}`."
+        )
 
 
 def conclude(
@@ -330,7 +346,8 @@ def report_file(folder: RunFolder, name: str = "test") -> Path:
 
 def training_record(folder: RunFolder) -> TrainingRecord:
     """What training left behind; of a walk-forward the curves of its longest training and the alerts of all."""
-    promise = promise_of(saved_experiment(folder.config_file))
+    config = saved_experiment(folder.config_file)
+    promise = promise_of(as_trained(folder, config, folder.last_checkpoint())[0] if folder.steps() else config)
     every = [TrainingRecord.read(place, promise) for place in (folder.path, *sorted(folder.path.glob("folds/*")))]
     longest = max(every, key=lambda record: len(record.rows))
     return replace(longest, alerts=tuple(alert for record in every for alert in record.alerts))

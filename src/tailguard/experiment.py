@@ -289,6 +289,7 @@ class Experiment:
         data = {"bars": env.bars.digest()} if isinstance(env, TradingVecEnv) else {}
         return {
             "task": self.task.name,
+            "config": self.config.model_dump(mode="json"),
             "seed": self.config.seed,
             "command": list(command),
             "data": data,

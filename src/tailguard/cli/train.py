@@ -11,6 +11,7 @@ import typer
 
 from tailguard.cli.evaluate import conclude, introduce
 from tailguard.cli.progress import Display, display_of
+from tailguard.config_edits import ConfigEdits
 from tailguard.errors import TailguardError
 from tailguard.examination import remember
 from tailguard.experiment import Experiment, load_experiment, saved_experiment
@@ -66,7 +67,12 @@ def go_on(run: str, kind: str, fail_on_alert: bool = False) -> None:
     folder.require_single_agent()
     experiment = Experiment(saved_experiment(folder.config_file))
     with folder.lock():
-        agent = resumed(folder, experiment.training_env, experiment.agent, experiment.config.checkpoint)
+        config, edits = experiment.config, ConfigEdits(folder, experiment.config)
+        agent = resumed(folder, experiment.training_env, experiment.agent, config.checkpoint, edits.settings_for)
+        if agent.num_timesteps == 0:
+            remember(experiment.task, folder.path)
+        for line in edits.accept(agent.num_timesteps):
+            display.notice(line)
         display.notice(f"{folder.path} goes on at step {agent.num_timesteps:,}")
         run_on(agent, experiment, folder, display, report_wanted(folder))
     if fail_on_alert:

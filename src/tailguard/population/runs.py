@@ -9,6 +9,7 @@ from typing import Any
 
 from stable_baselines3.common.vec_env import VecEnv
 
+from tailguard.config_edits import differences, refuse_edits
 from tailguard.errors import ConfigError
 from tailguard.examination import remember
 from tailguard.experiment import Experiment, ExperimentConfig, experiment_config, saved_experiment
@@ -59,8 +60,13 @@ def begin(folder: RunFolder, experiment: Experiment, command: Sequence[str]) -> 
 
 def require_same_settings(folder: RunFolder, config: ExperimentConfig) -> None:
     """Refuse a folder whose run was begun with other settings: going on with it would mix the two."""
-    if folder.config_file.exists() and saved_experiment(folder.config_file) != config:
-        raise ConfigError(f"{folder.path} holds a run with other settings. Choose another --run.")
+    if not folder.config_file.exists():
+        return
+    before, now = (each.model_dump(mode="json") for each in (saved_experiment(folder.config_file), config))
+    found = list(differences(before, now))
+    if found:
+        told = "; ".join(f"{edit.key} is {edit.trained!r} there and {edit.written!r} here" for edit in found)
+        raise ConfigError(f"{folder.path} holds a run with other settings: {told}. Choose another --run.")
 
 
 def trained_to_the_end(
@@ -71,7 +77,9 @@ def trained_to_the_end(
     A training that a signal stopped is no result: whoever asked for it must not take half an agent for a whole one.
     """
     config = experiment.config
-    agent = resumed(folder, make_env, experiment.agent, config.checkpoint)
+    agent = resumed(
+        folder, make_env, experiment.agent, config.checkpoint, lambda place: refuse_edits(folder, config, place)
+    )
     outcome = train(agent, folder, config.steps, config.checkpoint, Listener(update=lambda update: beat()))
     if not outcome.finished:
         raise StoppedNow(outcome.stopped_by or signal.SIGINT)

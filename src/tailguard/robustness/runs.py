@@ -7,6 +7,7 @@ from pathlib import Path
 
 from stable_baselines3.common.vec_env import VecEnv
 
+from tailguard.config_edits import trained_experiment
 from tailguard.env.dataset import Dataset
 from tailguard.errors import ConfigError
 from tailguard.evaluation.attack_record import FILE, AttackRecord
@@ -31,7 +32,8 @@ def default_attacks(experiment: Experiment) -> tuple[str, ...]:
 
 def attack_run(folder: RunFolder, config: AttackConfig, say: Say = lambda text: None) -> AttackRecord:
     """Attack the newest agent of a run and write the record into its folder."""
-    experiment = experiment_of(folder)
+    folder.require_single_agent()
+    experiment = trained_experiment(folder, newest_checkpoint(folder))
     features = features_of(experiment)
     if features is None and any(ATTACKS[name].of_prices for name in config.attacks if name in ATTACKS):
         raise ConfigError(

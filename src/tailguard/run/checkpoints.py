@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,8 +81,17 @@ def tidy(folder: RunFolder) -> None:
                 shutil.rmtree(entry, ignore_errors=True)
 
 
+SettingsFor = Callable[[Path], Mapping[str, Any]]
+"""From a checkpoint to settings of its agent that have changed since; raises where they cannot change."""
+
+
+def unchanged(checkpoint: Path) -> Mapping[str, Any]:
+    """Resume an agent as it was."""
+    return {}
+
+
 def newest_good(
-    folder: RunFolder, make_env: Callable[[], VecEnv], exact: bool, **settings: Any
+    folder: RunFolder, make_env: Callable[[], VecEnv], exact: bool, settings_for: SettingsFor = unchanged
 ) -> DistributionalPPO | None:
     """The agent of the newest checkpoint that is whole, damaged ones named and set aside; None without any.
 
@@ -96,6 +105,7 @@ def newest_good(
         try:
             if exact and read_manifest(place).get("exact") is not True:
                 continue
+            settings = settings_for(place)
             return DistributionalPPO.resume(place, make_env(), **settings)
         except DamagedCheckpointError as error:
             damaged.append(str(error))

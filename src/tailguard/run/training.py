@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from tailguard.errors import EnvWorkerError
 from tailguard.health.alerts import Alert
 from tailguard.ppo import DistributionalPPO
-from tailguard.run.checkpoints import newest_good, prune, tidy
+from tailguard.run.checkpoints import SettingsFor, newest_good, prune, tidy, unchanged
 from tailguard.run.folder import RunFolder
 from tailguard.run.records import Records
 from tailguard.run.settings import CheckpointConfig
@@ -101,10 +101,14 @@ def resumed(
     make_env: Callable[[], VecEnv],
     make_agent: Callable[[VecEnv], DistributionalPPO],
     settings: CheckpointConfig,
+    settings_for: SettingsFor = unchanged,
 ) -> DistributionalPPO:
-    """The agent where the run stopped, or a fresh one when it has no checkpoint yet; hold the lock."""
+    """The agent where the run stopped, or a fresh one when it has no checkpoint yet; hold the lock.
+
+    settings_for: from the checkpoint to settings of the learner that have changed since, such as {"gamma": 0.95}
+    """
     tidy(folder)
-    return newest_good(folder, make_env, exact=settings.reset_at_checkpoint) or make_agent(make_env())
+    return newest_good(folder, make_env, settings.reset_at_checkpoint, settings_for) or make_agent(make_env())
 
 
 class Keeper(BaseCallback):
