@@ -96,12 +96,12 @@ struct Evaluation {
 
 void evaluate_block(const Evaluation &task, const ConstBools &starts, int64_t sequence_length, const ConstInts &where,
                     int64_t first, int size) {
-    constexpr int MOST_STEPS = 16;  // at a time: what they compute stays in the cache
+    const int most_steps = std::clamp(256 / size, 1, 16);  // at a time: what they compute stays in the cache
     const Layout &layout = task.trunk->layout();
     const int64_t T = task.x.shape(0), N = task.x.shape(1), E = where.shape(0), H = layout.n_units;
-    Buffer buffer(block_size(layout, MOST_STEPS, size, false));
+    Buffer buffer(block_size(layout, most_steps, size, false));
     for (int64_t begin = 0; begin < T;) {
-        const int64_t s = begin / sequence_length, end = std::min({T, (s + 1) * sequence_length, begin + MOST_STEPS});
+        const int64_t s = begin / sequence_length, end = std::min({T, (s + 1) * sequence_length, begin + most_steps});
         Arena arena{buffer.data()};
         Block block = Block::plan(layout, int(end - begin), size, false, arena);
         Sequences sequences{task.x.data(), bytes(starts), nullptr, task.hidden.data(), task.cell.data(), N};

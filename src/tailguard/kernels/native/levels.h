@@ -39,3 +39,17 @@ inline Level best_level() {
 }
 
 }  // namespace tailguard
+
+// Files compiled per instruction set define a constant `name` of type `Table` (of functions) in the namespace LEVEL.
+// DECLARE_LEVELS makes them known at the top of another file, BEST_LEVEL is the one for this processor.
+#if N_LEVELS > 1
+#define DECLARE_LEVELS(Table, name)                                   \
+    namespace tailguard::baseline { extern const Table name; }        \
+    namespace tailguard::v3 { extern const Table name; }              \
+    namespace tailguard::v4 { extern const Table name; }
+#define BEST_LEVEL(name) (best_level() == v4_level ? v4::name : best_level() == v3_level ? v3::name : baseline::name)
+#else
+#define DECLARE_LEVELS(Table, name) \
+    namespace tailguard::baseline { extern const Table name; }
+#define BEST_LEVEL(name) baseline::name
+#endif

@@ -231,8 +231,8 @@ static void critic_shard(ShardTask &task) {
     }
 }
 
-extern const Kernels table;
-const Kernels table = {pack, gather, forward, backward, quantile_huber, actor_shard, critic_shard};
+extern const Kernels network_kernels;
+const Kernels network_kernels = {pack, gather, forward, backward, quantile_huber, actor_shard, critic_shard};
 
 }  // namespace LEVEL
 }  // namespace tailguard

@@ -20,29 +20,13 @@
 
 namespace nb = nanobind;
 
+DECLARE_LEVELS(OptimizerLoops, optimizer_loops)
+
 namespace tailguard {
 
-namespace baseline {
-extern const OptimizerLoops optimizer_loops;
-}
-#if N_LEVELS > 1
-namespace v3 {
-extern const OptimizerLoops optimizer_loops;
-}
-namespace v4 {
-extern const OptimizerLoops optimizer_loops;
-}
-#endif
-
 static const OptimizerLoops &best_loops() {
-#if N_LEVELS > 1
-    static const OptimizerLoops &chosen = best_level() == v4_level   ? v4::optimizer_loops
-                                          : best_level() == v3_level ? v3::optimizer_loops
-                                                                     : baseline::optimizer_loops;
+    static const OptimizerLoops &chosen = BEST_LEVEL(optimizer_loops);
     return chosen;
-#else
-    return baseline::optimizer_loops;
-#endif
 }
 
 using Floats = nb::ndarray<float, nb::c_contig, nb::device::cpu>;

@@ -5,32 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "levels.h"
-
 namespace tailguard {
-
-namespace baseline {
-extern const Kernels table;
-}
-#if N_LEVELS > 1
-namespace v3 {
-extern const Kernels table;
-}
-namespace v4 {
-extern const Kernels table;
-}
-#endif
-
-const Kernels &kernels() {
-    static const Kernels &chosen = [] () -> const Kernels & {
-#if N_LEVELS > 1
-        if (best_level() == v4_level) return v4::table;
-        if (best_level() == v3_level) return v3::table;
-#endif
-        return baseline::table;
-    }();
-    return chosen;
-}
 
 // Reads a TrunkLayout; `end` becomes what the flat vector of weights must at least hold
 Layout read_layout(nb::handle source, int64_t &end) {
