@@ -178,6 +178,25 @@ def test_other_bars_are_seen_with_the_scaler_of_the_training(tmp_path, first):
         examine(folder, files=[str(write(tmp_path / "other.csv", 300, ("AAA", "CCC")))])
 
 
+def test_bars_that_the_agent_learned_from_are_no_new_bars_whatever_their_file_is_called(tmp_path, first):
+    """A file that grew: what it held at the training is left out, and the report says so."""
+    longer = random_bars(700, ("AAA", "BBB"), seed=0).frame
+    later = random_bars(900, ("AAA", "BBB"), seed=5).frame.filter(pl.col("ts") > longer["ts"].max())
+    pl.concat([longer, later]).write_csv(tmp_path / "grown.csv")
+    data = Experiment(load_experiment(first.config_file)).task.dataset
+    end = data.bars.ts[data.segment("train").stop]  # the last close that training saw
+    found = examine(first, files=["grown.csv"])
+    assert found.strategy.decided_at[0] > end
+    assert found.strategy.fill_at[-1] > longer["ts"].max().replace(tzinfo=None)
+    assert "Bars that the agent learned from" in dict(found.subject.facts)
+    assert len(found.strategy) == 900 - 2 - int(np.searchsorted(data.bars.ts, end)) - 1
+    longer.filter(pl.col("ts").dt.replace_time_zone(None) <= end).write_csv(tmp_path / "old.csv")
+    with pytest.raises(DataError, match="none is later than its training"):
+        examine(first, files=["old.csv"])
+    write(tmp_path / "other.csv", 300, seed=9)  # the same time and names, another market
+    assert "Bars that the agent learned from" not in dict(examine(first, files=["other.csv"]).subject.facts)
+
+
 def test_symbols_in_another_order_are_the_same_symbols(tmp_path, first):
     folder = first
     frame = random_bars(300, ("AAA", "BBB"), seed=9).frame

@@ -53,6 +53,8 @@ WALK_FORWARD = "walk-forward"
 MAIN_SPLITS = ("test", WALK_FORWARD)
 """Whose report is `report.html`; every other evaluation has a report of its own beside it."""
 MOST_COMPARED_TRIALS = 49
+LEARNED_SAMPLE = 128
+"""Bars of train by which they are known again in other files: so many spread over it, and so many at its end."""
 PERIODIC = ("time_left", "period_return")
 
 
@@ -159,7 +161,9 @@ def exam_of(experiment: Experiment, folder: Path, part: Part = "test", files: Se
         raise ConfigError(f"--split {part} and --data are both given: all bars of other files are test. Leave one out.")
     if files:
         named = ", ".join(Path(file).name for file in files)
-        return replace(data_exam(unseen(task.config, files, folder), "test", named), split=NEW_BARS)
+        data = unseen(task.config, files, folder)
+        exam = replace(data_exam(data, "test", named), split=NEW_BARS)
+        return after_training(exam, first_unseen(folder, data.bars))
     return data_exam(task.dataset, part, ", ".join(Path(file).name for file in task.config.files))
 
 
@@ -177,6 +181,34 @@ def unseen(config: DataConfig, files: Sequence[str], folder: Path) -> Dataset:
     return Dataset.unseen(config, reordered(bars, known) if len(known) > 1 else bars, scaler)
 
 
+def after_training(exam: Exam, first: int) -> Exam:
+    """Without the decisions on bars before `first`, which the agent learned from."""
+    if first <= exam.start:
+        return exam
+    if exam.stop - first < 2:
+        raise DataError(
+            f"The agent has learned from the bars of {exam.source}: none is later than its training. Give bars that "
+            "came later; `--split train` shows what it earns on those it learned from."
+        )
+    left_out = f"{first - exam.start:,} bars up to {exam.env.bars.ts[first - 1]} UTC are left out"
+    return replace(exam, start=first, facts=(*exam.facts, ("Bars that the agent learned from", left_out)))
+
+
+def first_unseen(folder: Path, bars: Bars) -> int:
+    """Row of the first bar after the training; 0 where the bars are none of those that the agent learned from."""
+    said = json.loads((folder / SCALER_FILE).read_text(encoding="utf-8")).get("learned_from")
+    if said is None:
+        return 0
+    ts = np.array(said["ts"], dtype="datetime64[ms]")
+    rows = np.minimum(np.searchsorted(bars.ts, ts), len(bars) - 1)
+    common = bars.ts[rows] == ts
+    close = np.array(said["close"], dtype=np.float64)[common]
+    same = np.isclose(bars.close[rows[common]], close, rtol=1e-6, atol=0.0, equal_nan=True)
+    if not same.any() or same.mean() < 0.5:
+        return 0  # another market, or another time
+    return int(np.searchsorted(bars.ts, ts[-1], side="right"))
+
+
 def reordered(bars: Bars, symbols: Sequence[str]) -> Bars:
     """The same bars with their columns in another order."""
     order = [bars.symbols.index(symbol) for symbol in symbols]
@@ -185,10 +217,24 @@ def reordered(bars: Bars, symbols: Sequence[str]) -> Bars:
 
 
 def remember(task: object, folder: Path) -> None:
-    """What new bars will need: the symbols and the scaler of the training."""
+    """What new bars will need: the symbols and the scaler of the training, and a sample of what was learned from."""
     if isinstance(task, DataTask):
-        said = {"symbols": list(task.bars.symbols), "scaler": task.dataset.scaler.state_dict()}
+        bars, train = task.bars, task.dataset.segment("train")
+        last = min(train.stop, len(bars) - 1)  # the close that ends the last step
+        spread = np.linspace(train.start, last, LEARNED_SAMPLE).astype(np.int64)
+        rows = np.unique([*spread, *range(max(train.start, last - LEARNED_SAMPLE), last + 1)])
+        learned_from = {"ts": bars.ts[rows].astype(np.int64).tolist(), "close": finite_rows(bars.close[rows])}
+        said = {
+            "symbols": list(bars.symbols),
+            "scaler": task.dataset.scaler.state_dict(),
+            "learned_from": learned_from,
+        }
         write_file(folder / SCALER_FILE, json.dumps(said, indent=1).encode())
+
+
+def finite_rows(values: Array) -> list[list[float | None]]:
+    """Rows for JSON, which has no NaN."""
+    return [[value if np.isfinite(value) else None for value in row] for row in values.tolist()]
 
 
 def remembered(folder: Path) -> tuple[tuple[str, ...], FeatureScaler]:
