@@ -16,13 +16,14 @@ from tailguard.checkpoint import read_bundle, state_digest
 from tailguard.errors import CheckpointError, ConfigError
 from tailguard.experiment import GymTask, load_experiment
 from tailguard.population import segment as segment_module
-from tailguard.population.config import load_population, population_config
+from tailguard.population.config import load_population, load_saved_population, population_config
 from tailguard.population.driver import Population
 from tailguard.population.journal import Journal, event_of, line_of
 from tailguard.population.local import LocalExecutor
 from tailguard.population.scheduler import Failure, ReadyCheck, Report, RunSegment
 from tailguard.population.segment import bundle_name, bundle_path, run_segment, segment_path
 from tailguard.population.tasks import InlineExecutor, Outcome
+from tailguard.yaml_files import parse_yaml, read_yaml, write_yaml
 from tests.population.tiny import digest_of, tiny_population
 
 
@@ -233,6 +234,24 @@ def test_a_member_that_always_fails_is_given_up_and_the_others_go_on(
 def test_another_configuration_in_the_same_folder_is_refused(whole: tuple[Path, str]) -> None:
     with pytest.raises(ConfigError, match="another configuration"):
         Population(tiny_population(rounds=4), whole[0], InlineExecutor()).run()
+
+
+def test_a_configuration_edited_under_way_is_refused_by_its_key_unless_it_is_patience(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(Stop):
+        Population(tiny_population(), tmp_path, StoppingExecutor(2, False)).run()
+    file = tmp_path / "config.yaml"
+    begun, edited = file.read_text(), read_yaml(file)
+    edited["ppo"]["gamma"] = 0.5
+    file.write_text(write_yaml(edited))
+    with pytest.raises(ConfigError, match=r"cannot change under way: ppo\.gamma was .* and is 0\.5"):
+        Population(load_saved_population(file), tmp_path, InlineExecutor()).run()
+    edited = parse_yaml(begun, "config.yaml")
+    edited["population"]["hang_timeout_s"] = 99.0
+    file.write_text(write_yaml(edited))
+    assert Population(load_saved_population(file), tmp_path, InlineExecutor()).run().finished
+    assert any("population.hang_timeout_s was" in record.getMessage() for record in caplog.records)
 
 
 def test_events_come_back_from_the_journal_as_they_were(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tailguard.checkpoint import digest, read_bundle, write_file
+from tailguard.config_edits import differences
 from tailguard.errors import CheckpointError, ConfigError
 from tailguard.examination import remember
 from tailguard.experiment import Experiment
@@ -49,8 +50,12 @@ from tailguard.population.tasks import Executor, Outcome, Task
 from tailguard.population.watch import Round, Watch
 from tailguard.run import RunFolder
 from tailguard.run.records import Records
+from tailguard.yaml_files import parse_yaml
 
 log = logging.getLogger(__name__)
+
+PATIENCE = ("population.hang_timeout_s", "population.start_timeout_s")
+"""What may be edited while a population is under way: how long to wait for others decides nothing."""
 
 Listener = Callable[["Population"], None]
 
@@ -95,12 +100,40 @@ class Population:
         """Write down what the population is, or see that the folder holds this very one."""
         file = self.folder / "config.yaml"
         if not file.exists():
+            self.write_manifest()
             write_file(file, self.config.to_yaml().encode())
         elif load_saved_population(file) != self.config:
             raise ConfigError(
                 f"{self.folder} holds a population with another configuration. Choose another --run, or give it the "
                 "configuration it was begun with to go on."
             )
+
+        else:
+            self.refuse_edits()
+
+    def write_manifest(self) -> None:
+        """Keep what the population is begun with beside the file that a user may edit."""
+        told = {"config": parse_yaml(self.config.to_yaml(), "config.yaml"), "command": sys.argv}
+        write_file(RunFolder(self.folder).manifest_file, json.dumps(told, indent=1).encode())
+
+    def refuse_edits(self) -> None:
+        """A config.yaml edited since the beginning: members would go on with the one, and copies with the other."""
+        folder = RunFolder(self.folder)
+        begun = folder.manifest().get("config")
+        if begun is None:
+            return  # an earlier version did not write it down
+        found = list(differences(begun, parse_yaml(self.config.to_yaml(), "config.yaml")))
+        fixed = [edit for edit in found if edit.key not in PATIENCE]
+        if fixed:
+            raise ConfigError(
+                f"{folder.config_file} was edited, and a population cannot change under way: "
+                f"{'; '.join(map(str, fixed))}. Set it back, or begin another with `tailguard population "
+                f"{folder.config_file} --run NAME`."
+            )
+        for edit in found:
+            log.warning("%s from here on", edit)
+        if found:
+            self.write_manifest()
 
     def restart(self) -> list[Command]:
         """Replay the journal; what it leaves under way is asked for again, and what is finished is adopted."""

@@ -22,7 +22,7 @@ from typing import Any
 
 from tailguard.checkpoint import write_file
 from tailguard.errors import ConfigError, RunError
-from tailguard.files import refuse_unusable_path
+from tailguard.files import read_json, refuse_unusable_path
 
 STEP = re.compile(r"step-([0-9]{1,18})")
 
@@ -85,10 +85,9 @@ class RunFolder:
     def manifest(self) -> dict[str, Any]:
         """What `create` wrote about where the run comes from; nothing where it is not there or cannot be read."""
         try:
-            said = json.loads(self.manifest_file.read_bytes())
-        except (OSError, ValueError):
+            return read_json(self.manifest_file, RunError)
+        except RunError:
             return {}
-        return said if isinstance(said, dict) else {}
 
     @property
     def population_journal(self) -> Path:
