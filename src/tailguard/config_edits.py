@@ -22,8 +22,7 @@ from tailguard.errors import ConfigError
 from tailguard.experiment import DataTask, Experiment, ExperimentConfig, saved_experiment
 from tailguard.policy import PolicyConfig
 from tailguard.ppo import PPOConfig
-from tailguard.ppo.saving import restorable
-from tailguard.ppo.settings import inert_for_space, policy_config_from
+from tailguard.ppo.settings import inert_for_space, policy_config_from, restorable
 from tailguard.ppo.spaces import build_space
 from tailguard.run import RunFolder
 

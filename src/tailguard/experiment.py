@@ -27,7 +27,7 @@ from tailguard.env.dataset import DataConfig, Dataset, Default, data_defaults, n
 from tailguard.errors import ConfigError, InertSetting, did_you_mean
 from tailguard.market import Bars
 from tailguard.policy import PolicyConfig
-from tailguard.policy.policy import OF_MEMORY
+from tailguard.policy.config import OF_MEMORY
 from tailguard.ppo import DistributionalPPO, PPOConfig
 from tailguard.ppo.fingerprint import fingerprint
 from tailguard.presets import Preset, preset, trading_config

@@ -11,9 +11,9 @@ from gymnasium import spaces
 from torch import nn
 from torch.testing import assert_close
 
-from tailguard.policy import RecurrentPolicy
+from tailguard.policy import PolicyConfig, RecurrentPolicy
 from tailguard.policy.acting import Acting, CompiledActing, CompiledStep
-from tailguard.policy.policy import PolicyConfig, Trunk
+from tailguard.policy.policy import Trunk
 from tailguard.policy.recurrent import State
 
 N, F = 6, 3

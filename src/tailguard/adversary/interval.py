@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from tailguard.errors import ConfigError
 from tailguard.policy import RecurrentPolicy, State
 from tailguard.policy.action_heads import GaussianHead
+from tailguard.policy.known import is_plain, replaced
+from tailguard.policy.policy import Trunk
 from tailguard.policy.recurrent import GRU, LSTM, Memory, NoMemory
 
 Floats = NDArray[np.floating[Any]]
@@ -114,9 +116,14 @@ def split(gates: Interval, n: int) -> list[Interval]:
 
 
 def has_bounds(policy: RecurrentPolicy) -> bool:
-    """Whether intervals are known through every layer of the actor."""
-    known = all(isinstance(module, (nn.Linear, *MONOTONE)) for module in policy.actor.layers)
-    return known and isinstance(policy.action_head, GaussianHead)
+    """Whether intervals are known through every layer of the actor, and nothing else has a say in its actions."""
+    actor, head = policy.actor, policy.action_head
+    if not (is_plain(actor, Trunk) and is_plain(actor.layers, nn.Sequential) and is_plain(head, GaussianHead)):
+        return False
+    layers = [*actor.layers, *head.children()]
+    plain = all(any(is_plain(module, kind) for kind in (nn.Linear, *MONOTONE)) for module in layers)
+    remembers = any(is_plain(actor.memory, kind) for kind in (LSTM, GRU, NoMemory))
+    return plain and remembers and not replaced(policy, RecurrentPolicy, ("action_parameters", "action_step"))
 
 
 def layered(layers: nn.Sequential, x: Interval) -> Interval:

@@ -31,7 +31,7 @@ def divergence_slope(policy: RecurrentPolicy, scene: Scene, target: Tensor) -> S
     target: (L, B, P)
     """
     head, actor = policy.action_head, policy.actor
-    memory = actor.compiled_memory(head.last_layer)
+    memory = policy.compiled_actor()
     known = isinstance(head, GaussianHead) or (isinstance(head, CategoricalHead) and not head.ragged)
     if memory is None or not known:
         return None

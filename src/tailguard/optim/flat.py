@@ -13,11 +13,14 @@ class ParameterVector:
     """All parameters of a module laid out in one tensor; the optimizer sees a single parameter.
 
     The module's parameters become views of it: in-place loads keep them so, replacing a parameter's storage
-    (`module.to(device)`) does not and must happen before.
+    (`module.to(device)`) does not and must happen before: see `holds`.
+
+    Frozen parameters (`requires_grad=False`) lie in it as well, so that they can learn again at any time; whoever steps
+    leaves them out (frozen.py).
     """
 
     def __init__(self, module: nn.Module) -> None:
-        named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+        named = list(module.named_parameters())
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         self.sizes = [parameter.numel() for parameter in self.parameters]
@@ -29,6 +32,20 @@ class ParameterVector:
             self.offsets.append(start + size)
         self.gradient = torch.zeros_like(self.flat.data)  # what `gather_gradients` fills
         self.written: dict[int, range] = {}  # first place of a span whose gradient is there, and its parameters
+
+    def holds(self, module: nn.Module) -> bool:
+        """Whether the module's parameters are still these, where they were put: nobody has replaced one."""
+        own = list(module.parameters())
+        first, size = self.flat.data_ptr(), self.flat.element_size()
+        return len(own) == len(self.parameters) and all(
+            parameter is mine and parameter.data_ptr() == first + size * offset and parameter.is_contiguous()
+            for parameter, mine, offset in zip(own, self.parameters, self.offsets, strict=False)
+        )
+
+    @property
+    def frozen(self) -> list[int]:
+        """Which of the parameters are to stay as they are."""
+        return [i for i, parameter in enumerate(self.parameters) if not parameter.requires_grad]
 
     def mark_written(self, start: int, stop: int) -> bool:
         """Say that native code puts the gradient of a span of whole parameters into `gradient` itself, and adds to it

@@ -89,6 +89,7 @@ class GradientStatistics:
         self.power, self.signal = np.zeros(n), np.zeros(n)  # averaged sum of squares; sum of squares of the mean
         self.counts = np.zeros(n)  # observations of each tensor
         self.observation: tuple[Float64s, Float64s, Float64s] | None = None  # weights, power and signal, for `commit`
+        self.left_out: list[int] = []  # of the K tensors: frozen ones, of which nothing is measured for the time being
 
     def observe(self) -> None:
         """Merge the gradients as they are now into a copy of the statistics; `commit` takes it over."""
@@ -102,6 +103,7 @@ class GradientStatistics:
         weights = (1.0 - self.beta) / (1.0 - self.beta ** (self.counts + 1.0))
         if not all(present):
             weights[~np.repeat(present, self.tensors_of_each)] = 0.0
+        weights[self.left_out] = 0.0
         gradient = self.flat(gradients, self.params)
         if self.statistic == "elementwise":
             power, signal = observe_gradient(gradient, self.blocks, weights, self.mean, self.new_mean)

@@ -91,6 +91,10 @@ class Acting:
         """(T, n, W) the last layer's outputs of all steps."""
         return torch.stack(self.outputs)
 
+    def parameters(self) -> Tensor:
+        """(T, n, P) of all steps' action laws."""
+        return self.head.law(self.said())
+
 
 class CompiledActing(Acting):
     """The same without tensors at any step."""

@@ -283,6 +283,9 @@ class BernoulliHead(ActionHead):
         return action.astype(np.int8).reshape(-1, *self.space.shape)
 
 
+HEADS: tuple[type[ActionHead], ...] = (GaussianHead, CategoricalHead, BernoulliHead)
+
+
 def make_action_head(in_features: int, space: spaces.Space[Any], bounds: Bounds, log_std_init: float) -> ActionHead:
     """The head for an action space, or a clear refusal."""
     if isinstance(space, spaces.Box):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,7 @@ from tailguard.errors import ConfigError, InertSetting
 from tailguard.losses.risk import cell_masses, midpoint_levels, tail_levels
 from tailguard.losses.value import ValueClipMode, clip_quantiles, cross_entropy, quantile_huber, two_hot
 from tailguard.normalization import Affine
+from tailguard.policy.known import is_plain
 
 
 class CriticConfig(Config):
@@ -117,6 +119,35 @@ class CriticHead(nn.Module):
         """Move to another unit so that decoded predictions stay; returns the factors on the last layer's weights
         and on its gradients."""
         raise NotImplementedError
+
+    def moved(self, before: Affine, after: Affine, first: bool) -> tuple[float, float]:
+        """`rescale`, proven where the head is not plainly one of ours: a hook or a subclass may read its last layer in
+        a way that does not follow."""
+        last = self.last_layer
+        plain = (is_plain(self, QuantileHead) or is_plain(self, CategoricalCriticHead)) and is_plain(last, nn.Linear)
+        if plain:
+            return self.rescale(before, after, first)
+        kept, probe = (
+            deepcopy(self.state_dict()),
+            torch.linspace(-1.0, 1.0, 8 * last.in_features).view(8, -1).to(self.masses),
+        )
+        old = before.mean + before.std * self.probed(probe)
+        factors = self.rescale(before, after, first)
+        new = after.mean + after.std * self.probed(probe)
+        spread = max(before.std, float(old.abs().max()))
+        if not first and float((new - old).abs().max()) > 1e-4 * spread:
+            self.load_state_dict(kept)
+            raise ConfigError(
+                f"A critic's {type(self).__name__} reads its last layer in a way that does not follow the return "
+                'scale: predictions would jump when it moves. Use return_scale={"enabled": False}, or override '
+                "`rescale` so that decoded quantiles stay."
+            )
+        return factors
+
+    @torch.no_grad()
+    def probed(self, features: Tensor) -> Tensor:
+        """Quantiles in double precision."""
+        return self.quantiles(self(features)).double()
 
     @property
     def last_layer(self) -> nn.Linear:

@@ -2,107 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
-from pydantic import Field, field_validator
 from stable_baselines3.common.policies import BasePolicy
 from torch import Tensor, nn
 
-from tailguard.configuration import Config, Width
-from tailguard.errors import ConfigError, EnvContractError, InertSetting
+from tailguard.errors import ConfigError, EnvContractError
 from tailguard.normalization import Affine
 from tailguard.policy.acting import Acting, CompiledActing, CompiledStep, Step
-from tailguard.policy.action_heads import ActionHead, Bounds, GaussianHead, make_action_head
+from tailguard.policy.action_heads import HEADS, ActionHead, GaussianHead, make_action_head
+from tailguard.policy.config import ACTIVATIONS, PolicyConfig
 from tailguard.policy.critics import CriticConfig, CriticHead, QuantileHead, aggregate, make_critic_head
+from tailguard.policy.known import is_chain, is_plain, refuse_hooks_never_called, replaced
 from tailguard.policy.layers import layered
 from tailguard.policy.reading import TrunkReader
-from tailguard.policy.recurrent import LSTM, Layout, Memory, State, make_memory
+from tailguard.policy.recurrent import GRU, LSTM, Layout, Memory, NoMemory, State, Unrolled, join_layers, make_memory
 from tailguard.policy.risk_value import RiskValue
-from tailguard.policy.sight import make_sight
+from tailguard.policy.sight import flat_features, make_sight
+from tailguard.policy.torch_acting import TorchActing
 from tailguard.policy.trunk_kernel import ACTIVATIONS as COMPILED_ACTIVATIONS
-from tailguard.policy.trunk_layout import known_to_loops
-
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "tanh": nn.Tanh,
-    "relu": nn.ReLU,
-    "elu": nn.ELU,
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
-    "leaky_relu": nn.LeakyReLU,
-}
-
-
-Layers = Annotated[tuple[Width, ...], Field(max_length=64)]
-LogStd = Annotated[float, Field(ge=-20.0, le=20.0)]
-"""Beyond these a spread, or its inverse, leaves what float32 can square."""
-
-OF_MEMORY = ("lstm_hidden_size", "n_lstm_layers")
-OF_GAUSSIANS = ("log_std_init", "log_std_end", "action_bounds")
-
-
-class NetArch(Config):
-    """Widths of the layers after the memory."""
-
-    pi: Layers = (64, 64)
-    """Of the actor."""
-    vf: Layers = (64, 64)
-    """Of each critic."""
-
-
-class PolicyConfig(Config):
-    """What `policy_kwargs` may hold."""
-
-    memory: Literal["lstm", "gru", "none"] = "lstm"
-    """Kind of memory; "MlpPolicy" sets none."""
-    lstm_hidden_size: Width = 64
-    """Width of the memory, per layer and trunk."""
-    n_lstm_layers: Annotated[int, Field(ge=1, le=8)] = 1
-    """Layers of memory."""
-    net_arch: NetArch = NetArch()
-    """Layers after the memory; a plain list gives actor and critics the same."""
-    activation_fn: str = "tanh"
-    """Between those layers: a torch.nn class or its name."""
-    ortho_init: bool = True
-    """Orthogonal initial weights; off leaves torch's own."""
-    log_std_init: LogStd = 0.0
-    """Log of the initial spread of a Gaussian policy, whose bounds are -1 and 1; with risk on, -2 unless given."""
-    log_std_end: LogStd | None = None
-    """Where a ceiling on that logarithm stands when training ends; it falls in a straight line. None: no ceiling."""
-    hidden_from_critics: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """Columns of the observation that values do not see: what the agent did last, where it changes nothing ahead. A
-    value that sees it takes it for a cause, and an advantage over one step counts that for the action."""
-    action_bounds: Bounds = "clip"
-    """How a Gaussian meets its bounds: samples are clipped, or squashed by tanh with the exact density."""
-    shared_lstm: Literal[False] = False
-    """Only False: trunks are separate by design."""
-    enable_critic_lstm: Literal[True] = True
-    """Only True: every critic has a memory of its own when the actor has one."""
-
-    def inert(self) -> Iterable[InertSetting]:
-        if self.memory == "none":
-            why = 'this policy has no memory; use "MlpLstmPolicy" with memory="lstm" or "gru"'
-            yield from self.unread(OF_MEMORY, why)
-        if not self.net_arch.pi and not self.net_arch.vf:
-            yield from self.unread(("activation_fn",), "there are no layers for it; give net_arch some")
-
-    @field_validator("net_arch", mode="before")
-    @classmethod
-    def one_list_serves_both(cls, value: Any) -> Any:
-        return {"pi": value, "vf": value} if isinstance(value, (list, tuple)) else value
-
-    @field_validator("activation_fn", mode="before")
-    @classmethod
-    def a_class_goes_by_its_name(cls, value: Any) -> Any:
-        names = {kind: name for name, kind in ACTIVATIONS.items()}
-        name = names.get(value, value) if isinstance(value, type) else value
-        if not isinstance(name, str) or name not in ACTIVATIONS:
-            raise ConfigError(f"activation_fn={value!r} is not one of {', '.join(ACTIVATIONS)}.")
-        return name
 
 
 class Trunk(nn.Module):
@@ -124,6 +46,17 @@ class Trunk(nn.Module):
         self.out_features = width
         self.activation = config.activation_fn
 
+    def forward(
+        self, x: Tensor, state: State, layout: Layout | None = None, extra: Tensor | None = None
+    ) -> tuple[Tensor, State] | Unrolled:
+        """Features (N, H) of single observations (N, F) and the state after; with a layout, of whole sequences."""
+        if layout is None:
+            features, state = self.memory(x, state)
+            return self.layers(features), state
+        unrolled = self.memory(x, state, layout, extra)
+        aside = unrolled.extra_features if extra is None else self.layers(unrolled.extra_features)
+        return Unrolled(self.layers(unrolled.features), aside, unrolled.state)
+
     def step(self, last: nn.Linear, n: int) -> Step:
         """A function (observations (n, F), state) -> (output (n, W), state after) with the weights as they are now."""
         memory = self.compiled_memory(last)
@@ -131,20 +64,21 @@ class Trunk(nn.Module):
             return CompiledStep(memory, self.linear(last), self.activation, n)
 
         def step(x: Tensor, state: State) -> tuple[Tensor, State]:
-            features, state = self.memory.step(x, state)
-            return last(self.layers(features)), state
+            features, state = self(x, state)
+            return last(features), state
 
         return step
 
     def compiled_memory(self, last: nn.Linear) -> LSTM | None:
-        """The memory, where the compiled loops know this trunk; None where torch has to do the work."""
-        known = known_to_loops(last.weight) and self.activation in COMPILED_ACTIVATIONS
-        return self.memory if known and isinstance(self.memory, LSTM) else None
+        """The memory, where this trunk is exactly what the compiled loops know; None where torch has to do the work."""
+        memory, known = self.memory, self.activation in COMPILED_ACTIVATIONS and is_plain(self, Trunk)
+        if not known or not isinstance(memory, LSTM) or not memory.is_known():
+            return None
+        known = is_chain(self.layers, ACTIVATIONS[self.activation], memory.out_features, last)
+        return memory if known else None
 
     def layered(self, features: Tensor, last: nn.Linear) -> Tensor:
-        """last(layers(features)) with gradient, in compiled loops where these know the layers."""
-        if self.compiled_memory(last) is None:
-            return last(self.layers(features))  # type: ignore[no-any-return]
+        """last(layers(features)) with gradient, in compiled loops: of a trunk that they know."""
         return layered(self.linear(last), self.activation == "relu", features)
 
     def linear(self, last: nn.Linear) -> list[nn.Linear]:
@@ -170,7 +104,7 @@ class Critic(nn.Module):
 
     def features(self, obs: Tensor, layout: Layout, state: State) -> Tensor:
         """What the head reads (L, B, H), for whole sequences."""
-        return self.trunk.layers(self.trunk.memory.unroll(self.sight(obs), layout, state).features)  # type: ignore[no-any-return]
+        return self.trunk(self.sight(obs), state, layout).features  # type: ignore[no-any-return]
 
     def forward(self, obs: Tensor, layout: Layout, state: State) -> Tensor:
         """The head's output (L, B, *) for whole sequences, in normalized units."""
@@ -178,25 +112,29 @@ class Critic(nn.Module):
 
     def evaluate(self, obs: Tensor, layout: Layout, state: State, extra: Tensor) -> tuple[Judged, Judged, State]:
         """Laws of the steps (L, B, *) and of extra observations (E, *), and the state after the last step."""
-        unrolled = self.trunk.memory.unroll(self.sight(obs), layout, state, self.sight(extra))
+        unrolled = self.trunk(self.sight(obs), state, layout, self.sight(extra))
         return self.judged(unrolled.features), self.judged(unrolled.extra_features), unrolled.state
 
     def step(self, obs: Tensor, state: State) -> tuple[Judged, State]:
         """Laws (N, *) of single observations and the next state."""
-        features, state = self.trunk.memory.step(self.sight(obs), state)
+        features, state = self.trunk(self.sight(obs), state)
         return self.judged(features), state
+
+    def compiled_memory(self) -> LSTM | None:
+        """The memory, where the compiled loops know all of this critic; None where torch has to do the work."""
+        known = is_plain(self, Critic) and is_plain(self.head, QuantileHead)
+        return self.trunk.compiled_memory(self.head.last_layer) if known else None
 
     def reader(self, sequence_length: int) -> TrunkReader | None:
         """This critic in compiled loops, with the weights as they are now; None where torch has to do the work."""
-        last, trunk, rounded = self.head.last_layer, self.trunk, self.head.config.rounded
-        memory = trunk.compiled_memory(last) if isinstance(self.head, QuantileHead) else None
+        memory = self.compiled_memory()
         if memory is None:
             return None
-        return TrunkReader(memory, trunk.linear(last), trunk.activation, rounded, sequence_length)
+        trunk, rounded = self.trunk, self.head.config.rounded
+        return TrunkReader(memory, trunk.linear(self.head.last_layer), trunk.activation, rounded, sequence_length)
 
-    def judged(self, remembered: Tensor) -> Judged:
-        """From the memory's output to the law."""
-        features = self.trunk.layers(remembered)
+    def judged(self, features: Tensor) -> Judged:
+        """From what the head reads to the law."""
         return Judged(self.head.quantiles(self.head(features)), features)
 
 
@@ -260,11 +198,69 @@ class RecurrentPolicy(BasePolicy):
 
     def acting(self, n_steps: int, n: int, generator: torch.Generator) -> Acting:
         """The actor through a rollout, with the weights of this moment; all chance is drawn at once."""
-        step, head = self.actor_step(n), self.action_head
-        chance = head.prepared(head.chance((n_steps, n), generator).to(self.device))
-        if isinstance(step, CompiledStep):
-            return CompiledActing(step, head, chance)
-        return Acting(step, head, chance)
+        head = self.action_head
+        chance = head.chance((n_steps, n), generator).to(self.device)
+        if self.compiled_actor() is None:
+            return TorchActing(self.action_step, head, chance)
+        step = self.actor_step(n)
+        assert isinstance(step, CompiledStep)  # noqa: S101 (the loops know it)
+        return CompiledActing(step, head, head.prepared(chance))
+
+    def mode_step(self, n: int) -> Step:
+        """A function (observations (n, F), state) -> (most likely action (n, A), state after), with the weights of this
+        moment; `state` must be zero where an episode starts."""
+        head, known = self.action_head, self.compiled_actor() is not None
+        step, read = (self.actor_step(n), head.favourite) if known else (self.action_step, head.mode)
+
+        def mode(observations: Tensor, state: State) -> tuple[Tensor, State]:
+            found, state = step(observations, state)
+            return read(found), state
+
+        return mode
+
+    def action_step(self, obs: Tensor, state: State) -> tuple[Tensor, State]:
+        """Parameters (n, P) of the action law for single observations (n, F), and the state after.
+
+        The last step of `action_parameters`, which a subclass may override alone.
+        """
+        features, after = self.actor(obs, state)
+        if not replaced(self, RecurrentPolicy, ("action_parameters",)):
+            return self.action_head(features), after
+        one_step = Layout(np.zeros((1, len(obs)), np.bool_))
+        return self.action_parameters(obs.unsqueeze(0), one_step, state)[0], after
+
+    def compiled_actor(self) -> LSTM | None:
+        """The actor's memory, where the compiled loops know all that acts; None where torch has to do the work."""
+        head = self.action_head
+        plain = any(is_plain(head, kind) for kind in HEADS)
+        if not plain or replaced(self, RecurrentPolicy, ("action_parameters", "action_step")):
+            return None
+        return self.actor.compiled_memory(head.last_layer)
+
+    def refuse_what_nobody_calls(self) -> None:
+        """Methods and hooks that only some of acting, training, evaluation and `predict` would go through."""
+        refuse_hooks_never_called(self, (RecurrentPolicy, Critic))
+        lonely = replaced(self, RecurrentPolicy, ("action_step", "acting", "actor_step", "mode_step"))
+        if lonely and not replaced(self, RecurrentPolicy, ("action_parameters",)):
+            raise ConfigError(
+                f"{type(self).__name__} overrides {' and '.join(lonely)}, which training does not go through. Override "
+                "action_parameters(obs, layout, state): acting, training, evaluation and predict all follow it."
+            )
+        for memory in self.memories:
+            kind = next((kind for kind in (LSTM, GRU, NoMemory) if isinstance(memory, kind)), type(memory))
+            lonely = replaced(memory, kind, ("step", "unroll"))
+            if len(lonely) == 1:
+                raise ConfigError(
+                    f"{type(memory).__name__} overrides {lonely[0]} alone. A memory acts by step and learns by unroll: "
+                    "override both, to the same effect."
+                )
+        for c, critic in enumerate(self.critic_list):
+            lonely = replaced(critic, Critic, ("forward", "features", "evaluate", "step", "judged", "reader"))
+            if lonely:
+                raise ConfigError(
+                    f"critics.{c} overrides {' and '.join(lonely)}, which only some of training, evaluation and "
+                    "predicting go through. Replace its trunk.memory, trunk.layers or head instead."
+                )
 
     def initial_state(self, n: int) -> State:
         """Zero state of the actor for n environments."""
@@ -275,14 +271,16 @@ class RecurrentPolicy(BasePolicy):
     def narrow(self, progress: float) -> None:
         """Let the ceiling on a Gaussian policy's spread fall; between updates, so that acting and learning agree."""
         end, head = self.config.log_std_end, self.action_head
-        if end is not None and isinstance(head, GaussianHead):
+        if end is not None and isinstance(head, GaussianHead) and head.log_std.requires_grad:
             with torch.no_grad():
                 head.log_std.clamp_(max=self.config.log_std_init + progress * (end - self.config.log_std_init))
 
     def action_parameters(self, obs: Tensor, layout: Layout, state: State) -> Tensor:
         """Parameters (L, B, P) of the action law over whole sequences."""
-        remembered = self.actor.memory.unroll(obs, layout, state).features
-        return self.action_head.law(self.actor.layered(remembered, self.action_head.last_layer))
+        memory, head = self.compiled_actor(), self.action_head
+        if memory is None:
+            return self.action_head(self.actor(obs, state, layout).features)  # type: ignore[no-any-return]
+        return head.law(self.actor.layered(memory(obs, state, layout).features, head.last_layer))
 
     def aggregate(self, quantiles: list[Tensor]) -> Tensor:
         """One law from the critics' (..., Q); the same everywhere."""
@@ -345,16 +343,18 @@ class RecurrentPolicy(BasePolicy):
         """Actions for observations, and the memory after them (docs of SB3's RecurrentPPO apply)."""
         obs, single = self.batched(observation)
         before = self.states_from(state, episode_start, len(obs))
-        seen = [obs, *(critic.sight(obs) for critic in self.critic_list)]
-        stepped = [memory.step(x, part) for memory, x, part in zip(self.memories, seen, before, strict=True)]
-        parameters = self.action_head(self.actor.layers(stepped[0][0]))
+        parameters, acted = self.action_step(obs, before[0])
+        seen = [
+            critic.trunk.memory(critic.sight(obs), part)
+            for critic, part in zip(self.critic_list, before[1:], strict=True)
+        ]
         head = self.action_head
         if deterministic:
             action = head.mode(parameters)
         else:
             action = head.sample(parameters, head.chance((len(obs),), None).to(self.device))
         actions = head.to_env(action)
-        after = join_layers([part for _, part in stepped])
+        after = join_layers([acted, *(part for _, part in seen)])
         return (actions[0] if single else actions), after.detach_numpy()
 
     @torch.no_grad()
@@ -388,23 +388,8 @@ class RecurrentPolicy(BasePolicy):
         raise NotImplementedError("Load the model (DistributionalPPO.load(path)); its .policy is this policy.")
 
     def rescale_critics(self, before: Affine, after: Affine, first: bool) -> list[tuple[nn.Linear, float, float]]:
-        """PopArt on every critic: (last layer, factor on its weights, factor on its gradients)."""
-        heads = [critic.head for critic in self.critic_list]
-        return [(head.last_layer, *head.rescale(before, after, first)) for head in heads]
+        """PopArt on every critic: (last layer, factor on its weights, factor on its gradients).
 
-
-def join_layers(states: list[State]) -> State:
-    """One State that holds several memories' layers, one after the other."""
-    return State(torch.cat([part.hidden for part in states]), torch.cat([part.cell for part in states]))
-
-
-def flat_features(space: spaces.Space[Any]) -> int:
-    """Number of features of a Box observation, or a clear refusal."""
-    if not isinstance(space, spaces.Box):
-        raise EnvContractError(
-            f"The observation space {space} is not supported: observations must be a Box. Wrap the environment, for "
-            "example with gymnasium.wrappers.FlattenObservation."
-        )
-    if int(np.prod(space.shape)) == 0:
-        raise EnvContractError(f"The observation space {space} has no features.")
-    return int(np.prod(space.shape))
+        Also on a frozen one: its last layer changes its unit, and what it predicts in raw units stays.
+        """
+        return [(critic.head.last_layer, *critic.head.moved(before, after, first)) for critic in self.critic_list]

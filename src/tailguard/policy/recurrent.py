@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tailguard.policy.known import is_plain
 from tailguard.policy.lstm_kernel import LSTMLayer
 
 Bools = NDArray[np.bool_]
@@ -40,6 +41,11 @@ class State(NamedTuple):
     def keep(self, mask: Tensor) -> State:
         """Zero where `mask` (N,) is 0, untouched where it is 1: no environment sees another's state."""
         return State(self.hidden * mask.view(1, -1, 1), self.cell * mask.view(1, -1, 1))
+
+
+def join_layers(states: list[State]) -> State:
+    """One State that holds several memories' layers, one after the other."""
+    return State(torch.cat([part.hidden for part in states]), torch.cat([part.cell for part in states]))
 
 
 @dataclass(frozen=True)
@@ -110,10 +116,18 @@ class Memory(nn.Module):
             torch.zeros(shape, device=device), torch.zeros(shape if self.has_cell else (0, n, 0), device=device)
         )
 
+    def forward(
+        self, x: Tensor, state: State, layout: Layout | None = None, extra: Tensor | None = None
+    ) -> tuple[Tensor, State] | Unrolled:
+        """`step`, or with a layout `unroll`: called as a module, so that hooks are called too."""
+        return self.step(x, state) if layout is None else self.unroll(x, layout, state, extra)
+
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """Features (N, H) of single observations (N, F), and the state after."""
         raise NotImplementedError
 
     def unroll(self, x: Tensor, layout: Layout, state: State, extra: Tensor | None = None) -> Unrolled:
+        """The same for whole sequences (L, B, F)."""
         raise NotImplementedError
 
 
@@ -216,6 +230,15 @@ class LSTM(GatedMemory):
         super().__init__(in_features, hidden_size, n_layers)
         for bias in self.bias:
             nn.init.ones_(bias.data[hidden_size : 2 * hidden_size])  # remember by default
+
+    def is_known(self) -> bool:
+        """Whether it is exactly what the compiled loops compute: no subclass, no hook, all float32 on the CPU."""
+        lists = (self.input_weight, self.hidden_weight, self.bias)
+        return (
+            is_plain(self, LSTM)
+            and all(is_plain(part, nn.ParameterList) and len(part) == self.n_layers for part in lists)
+            and all(part.device.type == "cpu" and part.dtype == torch.float32 for part in self.parameters())
+        )
 
     def control_columns(self, layer: int) -> Tensor:
         columns = self.no_bias.new_zeros(4, self.out_features, 2)

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from tailguard.normalization import Affine
+from tailguard.policy.known import is_chain, is_plain
 from tailguard.policy.layers import layered
 from tailguard.policy.products import Array
-from tailguard.policy.trunk_layout import known_to_loops
 
 PERIOD_FEATURES = 2
 """How far X stands from the threshold, and the share of the period that is over."""
@@ -44,10 +44,15 @@ class RiskValue(nn.Module):
     def linear(self) -> list[nn.Linear]:
         return [*(layer for layer in self.layers if isinstance(layer, nn.Linear)), self.output]
 
+    def is_known(self) -> bool:
+        """Whether it is exactly what the compiled loops compute; otherwise torch has to do the work."""
+        n_in = self.layers[0].in_features if isinstance(self.layers[0], nn.Linear) else 0
+        return is_plain(self, RiskValue) and is_chain(self.layers, nn.Tanh, n_in, self.output)
+
     @torch.no_grad()
     def read(self, critic_features: Tensor, obs: Tensor, period: Tensor) -> Array:
         """The same without gradient, in compiled loops where these know the weights."""
-        if not known_to_loops(self.output.weight):
+        if not self.is_known():
             return self(critic_features, obs, period).numpy(force=True)  # type: ignore[no-any-return]
         return layered(self.linear, False, self.inputs(critic_features, obs, period)).squeeze(-1).numpy()
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
-from tailguard.errors import ConfigError
+from tailguard.errors import ConfigError, EnvContractError
 
 
 class Blinkers(nn.Module):
@@ -27,3 +31,15 @@ def make_sight(n_features: int, hidden: tuple[int, ...]) -> nn.Module:
     if any(column >= n_features for column in hidden):
         raise ConfigError(f"hidden_from_critics={hidden}: the observation has columns 0 to {n_features - 1} only.")
     return Blinkers(n_features, hidden) if hidden else nn.Identity()
+
+
+def flat_features(space: spaces.Space[Any]) -> int:
+    """Number of features of a Box observation, or a clear refusal."""
+    if not isinstance(space, spaces.Box):
+        raise EnvContractError(
+            f"The observation space {space} is not supported: observations must be a Box. Wrap the environment, for "
+            "example with gymnasium.wrappers.FlattenObservation."
+        )
+    if int(np.prod(space.shape)) == 0:
+        raise EnvContractError(f"The observation space {space} has no features.")
+    return int(np.prod(space.shape))

@@ -182,6 +182,7 @@ class DistributionalPPO(BundledAlgorithm):
         """Fill the buffer, let the critics judge it, estimate advantages, then move the observation statistics."""
         self.policy.set_training_mode(False)
         callback.on_rollout_start()
+        self.policy.refuse_what_nobody_calls()
         self.size_rollouts()  # a callback may have set n_steps
         self.in_update, rollout_buffer = True, self.rollout_buffer
         live = self.live_now()  # a checkpoint in the callback may have started fresh episodes
@@ -380,6 +381,7 @@ class DistributionalPPO(BundledAlgorithm):
 
     def parts(self) -> dict[str, Stateful]:
         """All that makes this agent itself: save, load, resume and exploit walk this dict."""
+        self.renew_learner()
         return {
             "policy": self.policy,
             "optimizer": self.learner.optimizer,

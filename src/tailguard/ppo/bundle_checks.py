@@ -100,7 +100,11 @@ def refuse_misfit(described: Mapping[str, Tensor], saved: Mapping[str, Any]) -> 
         there, here = described.get(name), saved.get(name)
         if there is None or not isinstance(here, Tensor):
             what = "is not a tensor of these networks" if there is None else "is missing"
-            raise CheckpointError(f"{name} {what}: the saved weights are of another configuration.")
+            raise CheckpointError(
+                f"{name} {what}: the saved weights are of another configuration, or of networks with modules of a "
+                'user\'s own. Those are loaded with custom_objects={"policy_class": ...}: a subclass of '
+                "RecurrentPolicy that builds them."
+            )
         if there.shape != here.shape:
             raise CheckpointError(
                 f"{name} has shape {tuple(here.shape)}, the configuration describes {tuple(there.shape)}."

@@ -94,7 +94,16 @@ class CompiledGradients:
         self.actor, self.critics = actor, {1 + c: critic for c, critic in enumerate(critics) if critic is not None}
         self.nobody = CompiledRiskValue(None, vector, N_LANES, in_pairs)
         self.n_parameters = vector.flat.numel()
+        self.left_to_torch: set[int] = set()  # trunks that are not, or no longer, what the loops know
         self.rooms: list[Rooms] = []  # of each worker
+
+    def look(self, policy: RecurrentPolicy) -> None:
+        """Find out which trunks the loops know, before an update: somebody may have changed or hooked a module."""
+        risk_value, memories = policy.risk_value, [policy.compiled_actor()]
+        memories += [critic.compiled_memory() for critic in policy.critic_list]
+        self.left_to_torch = {j for j, memory in enumerate(memories) if memory is None}
+        if risk_value is not None and not risk_value.is_known():
+            self.left_to_torch.add(CRITICS[0])
 
     def forget(self) -> None:
         """Leave everything to torch."""
@@ -112,7 +121,8 @@ class CompiledGradients:
     def known(self) -> Known:
         """The trunks that the loops may differentiate now."""
         actor: Known = {} if self.actor is None else {ACTOR: self.actor}
-        return {j: trunk for j, trunk in (actor | self.critics).items() if trunk.free}
+        known = (actor | self.critics).items()
+        return {j: trunk for j, trunk in known if trunk.free and j not in self.left_to_torch}
 
     def begin(self, choices: Sequence[Choice], now: Knobs, share: float, n_workers: int) -> Work:
         """`share` of the gradients of the chosen sequences' mean losses, shared out among so many workers."""

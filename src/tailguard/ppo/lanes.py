@@ -164,7 +164,7 @@ class CompiledActor:
         head = policy.action_head
         plain_gaussian = isinstance(head, GaussianHead) and head.bounds == "clip"
         plain_choice = isinstance(head, CategoricalHead) and not head.ragged
-        memory = policy.actor.compiled_memory(head.last_layer) if plain_gaussian or plain_choice else None
+        memory = policy.compiled_actor() if plain_gaussian or plain_choice else None
         if memory is None:
             return None
         return cls(CompiledTrunk(vector, memory, policy.actor, head, head.last_layer, in_pairs), head)
@@ -269,8 +269,8 @@ class CompiledCritic:
         head = critic.head
         if not isinstance(head, QuantileHead) or head.config.value_clip is not None:
             return None
-        memory = critic.trunk.compiled_memory(head.last_layer)
-        if memory is None:
+        memory = critic.compiled_memory()
+        if memory is None or (c == 0 and policy.risk_value is not None and not policy.risk_value.is_known()):
             return None
         risk_value = CompiledRiskValue(policy.risk_value if c == 0 else None, vector, N_LANES, in_pairs)
         trunk = CompiledTrunk(vector, memory, critic.trunk, head, head.last_layer, in_pairs, head.config.rounded)

@@ -16,6 +16,8 @@ from stable_baselines3.common.utils import FloatSchedule
 from tailguard.errors import ConfigError
 from tailguard.policy import RecurrentPolicy
 from tailguard.ppo.config import PPOConfig
+from tailguard.ppo.randomness import Randomness
+from tailguard.ppo.renewal import renewed
 from tailguard.ppo.settings import (
     config_from,
     refuse_batch_beyond_rollout,
@@ -83,6 +85,7 @@ class LiveSettings(OnPolicyAlgorithm):
     rollout_buffer: RolloutBuffer  # type: ignore[assignment]
     learner: Learner
     entropy: EntropyCoefficient
+    randomness: Randomness
     batch_sequences: int
     micro_sequences: int | None
     sized_for: PPOConfig  # batches
@@ -228,7 +231,13 @@ class LiveSettings(OnPolicyAlgorithm):
 
     def follow_settings(self) -> None:
         """Take up what a callback set after the rollout was sized and judged: one update sees one set of settings."""
+        self.policy.refuse_what_nobody_calls()
+        self.renew_learner()
         if self.sized_for is not self.config:
             self.size_batches()
         if self.estimated_with != (self.config.gamma, self.config.gae_lambda):
             self.estimate_advantages()
+
+    def renew_learner(self) -> None:
+        """Let the learner follow when somebody has replaced a module of the policy, or a parameter."""
+        self.learner = renewed(self.learner, self.randomness.noise)

@@ -29,8 +29,8 @@ from tailguard.ppo.bundle_checks import (
 from tailguard.ppo.config import PPOConfig
 from tailguard.ppo.fingerprint import fingerprint, warn_of_another_machine
 from tailguard.ppo.migrations import migrate
+from tailguard.ppo.own_policies import class_name, freeze_as_saved, frozen_names, refuse_other_class
 from tailguard.ppo.parameters import ParameterExchange
-from tailguard.ppo.randomness import Randomness
 from tailguard.ppo.session import (
     GlobalRandomness,
     derived_seed,
@@ -39,7 +39,7 @@ from tailguard.ppo.session import (
     restored_live,
     stateful_env,
 )
-from tailguard.ppo.settings import config_from, inert_for_space
+from tailguard.ppo.settings import config_from, inert_for_space, restorable, settings_of
 from tailguard.ppo.spaces import build_space, describe_space
 from tailguard.rollout.collect import Live
 from tailguard.rollout.workers import watch_workers
@@ -52,7 +52,6 @@ class BundledAlgorithm(ParameterExchange):
     policy: RecurrentPolicy  # type: ignore[assignment]
     policy_name: str
     policy_config: PolicyConfig
-    randomness: Randomness
     live: Live | None
     in_update: bool
     n_reserve_all_masked: int
@@ -139,6 +138,8 @@ class BundledAlgorithm(ParameterExchange):
             "num_timesteps": self.num_timesteps,
             "exact": session is not None,
             "fingerprint": fingerprint(),
+            "frozen": frozen_names(self.policy),
+            "policy_class": class_name(type(self.policy)),
         }
         write_bundle(path, agent, {**about, **written})
 
@@ -183,8 +184,9 @@ class BundledAlgorithm(ParameterExchange):
     ) -> Self:
         """Read an agent from the directory `path`; further keywords override its settings. Nothing is unpickled.
 
-        `custom_objects` are settings under the names that SB3 has for them. Memory and episodes start fresh; `resume`
-        goes on where a checkpoint was written.
+        `custom_objects` are settings under the names that SB3 has for them, and `policy_class`, a policy of your own
+        with which the agent was trained. What was frozen (`requires_grad_(False)`) is frozen again. Memory and episodes
+        start fresh; `resume` goes on where a checkpoint was written.
         """
         if not force_reset:
             raise ConfigError(
@@ -250,6 +252,7 @@ class BundledAlgorithm(ParameterExchange):
         tree, manifest = read_bundle(path)
         given = dict(settings)
         spaces_given = {name: given.pop(name) for name in ("observation_space", "action_space") if name in given}
+        policy_class = given.pop("policy_class", None)
         verbose, tensorboard_log = given.pop("verbose", 0), given.pop("tensorboard_log", None)
         with refusing(path, "an agent"):
             saved = saved_config(PPOConfig, restorable(manifest["config"], given), path)
@@ -257,7 +260,7 @@ class BundledAlgorithm(ParameterExchange):
         config = config_from(saved, given)
         with refusing(path, "an agent"):
             model = cls(  # type: ignore[call-arg]
-                manifest["policy"],
+                policy_class or manifest["policy"],
                 None,  # type: ignore[arg-type]
                 config=config,
                 policy_kwargs=policy_config.model_dump(),
@@ -267,6 +270,8 @@ class BundledAlgorithm(ParameterExchange):
                 tensorboard_log=tensorboard_log,
                 _init_setup_model=False,
             )
+            refuse_other_class(manifest, model.policy_class, policy_class)
+            model.policy_name = manifest["policy"]
             model.observation_space = build_space(tree["observation_space"])
             model.action_space = build_space(tree["action_space"])
             for name, space in spaces_given.items():
@@ -284,6 +289,7 @@ class BundledAlgorithm(ParameterExchange):
             model.attach(env, statistics)
         with refusing(path, "an agent"):
             model._setup_model()
+            freeze_as_saved(model.policy, manifest)
             migrate(tree, manifest["schema_version"], model.parts(), path)
             model.load_parts(tree["parts"], optional=() if env is not None else ("obs_stats",))
         return model, tree, manifest
@@ -369,30 +375,3 @@ HELD = (
     *("ep_info_buffer", "ep_success_buffer", "lr_schedule", "clip_range_vf"),
 )
 """SB3's names of what is in a bundle, beside those of parts and settings."""
-
-
-def settings_of(custom_objects: Mapping[str, Any] | None) -> dict[str, Any]:
-    """SB3's replacements at load as settings. There, too, `learning_rate` wins over the schedule made of it."""
-    given = dict(custom_objects or {})
-    if "lr_schedule" in given:
-        given.setdefault("learning_rate", given.pop("lr_schedule"))
-    return {name: value for name, value in given.items() if name != "lr_schedule"}
-
-
-RISK_UNITS_ONCE = 64
-"""Of bundles from before there was a setting."""
-
-
-def restorable(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved config, after functions that cannot be saved have been given anew."""
-    for name in ("learning_rate", "clip_range"):
-        if config.get(name) == "function" and name not in settings:
-            warnings.warn(
-                f"{name} was a Python function, which a bundle cannot hold; the default is used. "
-                f"Pass {name}=... to load, or train with a tailguard.schedules.Schedule.",
-                stacklevel=3,
-            )
-    risk = config.get("risk", {})
-    if risk.get("mode") == "episode":
-        risk = {"units": RISK_UNITS_ONCE} | risk
-    return {name: value for name, value in config.items() if value != "function"} | {"risk": risk}

@@ -12,7 +12,7 @@ from tailguard.checkpoint import physical_memory
 from tailguard.configuration import Config
 from tailguard.errors import ConfigError, InertSetting, did_you_mean
 from tailguard.policy import PolicyConfig
-from tailguard.policy.policy import OF_GAUSSIANS
+from tailguard.policy.config import OF_GAUSSIANS
 from tailguard.ppo.config import PPOConfig
 
 NOT_HERE = {
@@ -137,3 +137,30 @@ def whole_sequences(samples: int, length: int, name: str, given: int | None) -> 
             stacklevel=4,
         )
     return count
+
+
+def settings_of(custom_objects: Mapping[str, Any] | None) -> dict[str, Any]:
+    """SB3's replacements at load as settings. There, too, `learning_rate` wins over the schedule made of it."""
+    given = dict(custom_objects or {})
+    if "lr_schedule" in given:
+        given.setdefault("learning_rate", given.pop("lr_schedule"))
+    return {name: value for name, value in given.items() if name != "lr_schedule"}
+
+
+RISK_UNITS_ONCE = 64
+"""Of bundles from before there was a setting."""
+
+
+def restorable(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved config, after functions that cannot be saved have been given anew."""
+    for name in ("learning_rate", "clip_range"):
+        if config.get(name) == "function" and name not in settings:
+            warnings.warn(
+                f"{name} was a Python function, which a bundle cannot hold; the default is used. "
+                f"Pass {name}=... to load, or train with a tailguard.schedules.Schedule.",
+                stacklevel=3,
+            )
+    risk = config.get("risk", {})
+    if risk.get("mode") == "episode":
+        risk = {"units": RISK_UNITS_ONCE} | risk
+    return {name: value for name, value in config.items() if value != "function"} | {"risk": risk}

@@ -30,8 +30,11 @@ class Stretch:
 
     @property
     def free(self) -> bool:
-        """No parameter has a hook: hooks are torch's, and only torch would call them."""
-        return not any(parameter._backward_hooks for parameter in self.parameters)
+        """No parameter is frozen, or has a hook: hooks are torch's, and only torch would call them."""
+        return all(
+            parameter.requires_grad and not parameter._backward_hooks and not parameter._post_accumulate_grad_hooks
+            for parameter in self.parameters
+        )
 
     def announce(self) -> bool:
         """There will be a gradient; returns whether one is there already."""

@@ -106,7 +106,7 @@ def squares_by_trunk(
             heads[trunk] = (heads[trunk] or 0.0) + square
         else:  # memory.<kind of weight>.<layer>, layers.<layer>.<kind of weight>
             kind, *place = (found["in_actor"] or found["in_critic"]).split(".")
-            layers[trunk][f"{kind}.{place[-1] if kind == 'memory' else place[0]}"] += square
+            layers[trunk][f"{kind}.{place[-1] if kind == 'memory' else place[0]}" if place else kind] += square
     return {name: (layers[name], heads[name]) for name in names}
 
 

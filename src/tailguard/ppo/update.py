@@ -19,6 +19,7 @@ from tailguard.health.metrics import Metric
 from tailguard.kernels.optimizer import squared_norms
 from tailguard.optim import UPGD, UPGDW, AdaptiveUPGD, VarianceGradientScaler, VGSConfig, is_scale_free
 from tailguard.optim.flat import ParameterVector, rescale_moments
+from tailguard.optim.frozen import only_what_learns
 from tailguard.optim.gating import GatedOptimizer
 from tailguard.optim.undo import StepGuard, is_finite
 from tailguard.policy import RecurrentPolicy
@@ -139,6 +140,7 @@ class Learner:
         self, choices: Sequence[Choice], now: Knobs, micro_sequences: int | None
     ) -> Iterator[Mapping[Metric, float] | None]:
         """One optimizer step on each batch; None for a batch that holds no valid sample, with which none is taken."""
+        self.compiled.look(self.policy)
         for choice in choices:
             yield self.step(choice, now, micro_sequences)
 
@@ -178,10 +180,10 @@ class Learner:
         batch = choice.copy
         if trunk == ACTOR:
             losses = actor_losses(self.policy, batch, batch.layout(), now, self.adversary)
-            (losses.total * share).backward()  # type: ignore[no-untyped-call]
+            differentiate_what_learns(losses.total * share)
             return losses.figures()
         loss = critic_loss(self.policy, trunk - 1, batch, batch.layout())
-        (loss.total * (now.vf_coef * share)).backward()  # type: ignore[no-untyped-call]
+        differentiate_what_learns(loss.total * (now.vf_coef * share))
         return loss.figures()
 
     def apply_gradients(self, now: Knobs, loss: float) -> Mapping[Metric, float]:
@@ -192,13 +194,16 @@ class Learner:
         norm = sqrt(sum(squares))
         taken, reason = isfinite(norm) and isfinite(loss), "gradient" if isfinite(loss) else "loss"
         if taken:
+            self.gradient_scaler.statistics.left_out = self.vector.frozen
             factor = self.gradient_scaler.scale_gradients(self.optimizer)  # reads the raw gradient, damps a noisy one,
             left = norm if is_scale_free(self.optimizer) else norm * factor
             if left > now.max_grad_norm:
                 gradient.mul_(now.max_grad_norm / left)  # then the whole step is bounded,
             for group in self.optimizer.param_groups:
                 group["lr"] = now.learning_rate
-            taken, reason = self.guard.step(self.optimizer, factor), "step"  # then it is taken,
+            with only_what_learns(self.vector, self.optimizer) as anything:
+                guard = StepGuard() if self.vector.frozen else self.guard  # which keeps copies of all
+                taken, reason = not anything or guard.step(self.optimizer, factor), "step"  # then it is taken,
         if taken:
             self.gradient_scaler.step()  # and only now the statistics move
         return self.outcome(squares, taken, reason)
@@ -208,8 +213,15 @@ class Learner:
         self.skipped.note(taken, reason)
         if not taken:
             return {metrics.SKIPPED_STEPS: 1.0}
-        norms = critic_norms(*map(sqrt, squares[1:-1]))
+        norms = self.without_frozen(critic_norms(*map(sqrt, squares[1:-1])))
         return {metrics.GRAD_NORM: sqrt(sum(squares)), metrics.SKIPPED_STEPS: 0.0, **norms}
+
+    def without_frozen(self, norms: dict[Metric, float]) -> dict[Metric, float]:
+        """Norms of critics of which anything learns: nothing is wrong with a frozen one's."""
+        critics = zip(self.policy.critic_list, CRITIC_NORMS, strict=False)
+        stay = [norm for critic, norm in critics if not any(part.requires_grad for part in critic.parameters())]
+        gone = {*stay, metrics.CRITICS_GRAD_RATIO} if stay else set()
+        return {metric: norm for metric, norm in norms.items() if metric not in gone}
 
     def squares_of(self, gradient: Tensor) -> list[float]:
         """Squared norms of actor, critics and the rest."""
@@ -237,6 +249,15 @@ class Learner:
         for layer, weight_factor, gradient_factor in rescaled:
             spans = [self.vector.where(parameter) for parameter in (layer.weight, layer.bias)]
             rescale_moments(state, spans, gradient_factor, weight_factor)
+
+
+CRITIC_NORMS = (metrics.CRITIC1_GRAD_NORM, metrics.CRITIC2_GRAD_NORM)
+
+
+def differentiate_what_learns(loss: Tensor) -> None:
+    """Backward, unless all that the loss depends on is frozen."""
+    if loss.requires_grad:
+        loss.backward()  # type: ignore[no-untyped-call]
 
 
 def critic_norms(*norms: float) -> dict[Metric, float]:

@@ -121,9 +121,9 @@ class LearnedAttack:
         n = len(moment.starts)
         memory = self.memory if self.memory is not None else policy.initial_state(n)
         memory = memory.keep(torch.from_numpy(~moment.starts).float())
-        features, self.memory = policy.actor.memory.step(sight(self.victim, moment), memory)
         head = policy.action_head
-        action = head.to_env(head.mode(head(policy.actor.layers(features))))
+        parameters, self.memory = policy.action_step(sight(self.victim, moment), memory)
+        action = head.to_env(head.mode(parameters))
         return self.lever.pull(moment, torch.from_numpy(action))
 
 

@@ -95,8 +95,7 @@ class Victim:
 
     def law(self, seen: Tensor, memory: State) -> tuple[Tensor, State]:
         """(N, P) parameters of the action law, and the memory after."""
-        features, after = self.policy.actor.memory.step(seen, memory)
-        return self.policy.action_head(self.policy.actor.layers(features)), after
+        return self.policy.action_step(seen, memory)
 
     @torch.no_grad()
     def step(self, moment: Moment, shown: Tensor) -> tuple[Floats, NDArray[np.bool_], Floats]:
@@ -106,7 +105,7 @@ class Victim:
         action, unharmed = (head.to_env(head.mode(parameters)) for parameters in (law, moment.unharmed))
         change = np.abs(action.astype(np.float64) - unharmed).reshape(len(action), -1).mean(-1)
         for c, critic in enumerate(self.policy.critic_list):
-            self.critic_memories[c] = critic.trunk.memory.step(moment.observations, self.critic_memories[c])[1]
+            self.critic_memories[c] = critic.trunk.memory(critic.sight(moment.observations), self.critic_memories[c])[1]
         self.truth = self.next_truth
         with self.statistics.frozen():
             observations, rewards, dones, _ = self.env.step(action)

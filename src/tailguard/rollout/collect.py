@@ -79,7 +79,7 @@ def collect_steps(
         if not hook({"new_obs": new_obs, "rewards": rewards, "dones": dones, "infos": infos, "n_steps": t + 1}):
             return None
     actions = torch.from_numpy(buffer.actions).to(policy.device)
-    parameters = head.law(acting.said())
+    parameters = acting.parameters()
     buffer.log_probs[:] = head.log_prob(parameters, actions).numpy(force=True)
     buffer.modes[:] = head.mode(parameters).numpy(force=True)
     buffer.last_observations = policy.flat_array(live.observations)
