@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tailguard.leftovers import keep_caches_out_of_home
+
 if TYPE_CHECKING:
     from tailguard.ppo import DistributionalPPO, PPOConfig
+
+keep_caches_out_of_home()  # before any library is imported that would make folders there
 
 __all__ = ["DistributionalPPO", "PPOConfig"]
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
@@ -19,6 +20,7 @@ from tailguard.errors import ConfigError, InertSettingError, StateError
 from tailguard.health import metrics
 from tailguard.health.alerts import AlertMonitor
 from tailguard.health.metrics import Meter, Metric
+from tailguard.leftovers import remove_empty_compiler_folder
 from tailguard.normalization import Affine, ObservationStatistics, ReturnScale, refuse_two_return_scales
 from tailguard.policy import RecurrentPolicy
 from tailguard.ppo.bundle_checks import refuse_networks_beyond_memory
@@ -121,6 +123,7 @@ class DistributionalPPO(BundledAlgorithm):
         self.policy = self.build_policy().to(self.device)
         self.adversary = make_adversary(self.config.adversary, self.policy.obs_features, self.randomness.adversary)
         self.learner = Learner(self.policy, self.config, self.randomness.noise, self.adversary)
+        remove_empty_compiler_folder()
         self.policy.optimizer = self.learner.optimizer  # where SB3's users look for it
         self.return_scale = ReturnScale(self.config.return_scale)
         self.risk = make_risk(self.config.risk, self.config.critic, self.config.return_scale.horizon)
@@ -151,8 +154,13 @@ class DistributionalPPO(BundledAlgorithm):
                 "This agent has no environment to learn in. Give it one with set_env(env) or load(path, env=env)."
             )
         resets = reset_num_timesteps or self._last_obs is None
+        silent = not self._custom_logger and self.verbose < 1 and self.tensorboard_log is None
+        if silent:  # SB3's own logger would write nothing either, into a new temporary folder
+            self._logger = Logger(None, [])
+        self._custom_logger |= silent
         with self.obs_stats.frozen():  # the first observations must not move the statistics either
             prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        self._custom_logger &= not silent
         if resets or self.live is None:
             self.start_live()
         n_updates = self._total_timesteps // (self.config.n_steps * self.n_envs)
