@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup core check format test slow bench bench-peers bench-speed bench-env bench-continual bench-optimizers bench-oracles bench-health bench-population bench-robustness docs screenshots demo clean
+.PHONY: help setup core check format test slow fuzz bench bench-peers bench-speed bench-env bench-continual bench-optimizers bench-oracles bench-health bench-population bench-robustness docs screenshots demo clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,6 +41,9 @@ test: setup  ## the fast tests
 
 slow: setup  ## learning, fault injection, independent engines: tens of minutes
 	$(BIN)/pytest -n 2 -m slow
+
+fuzz: setup  ## 20,000 spoiled files and names: no traceback, no crash, no late answer, no wrong load; about ten minutes
+	$(BIN)/python -m tests.fuzz --cases 20000 --seed 0
 
 bench: bench-peers bench-speed bench-env bench-continual bench-optimizers  ## all benchmarks; figures go to benchmarks/RESULTS.md
 

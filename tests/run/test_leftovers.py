@@ -16,8 +16,9 @@ SOURCE = Path(tailguard.__file__).parent
 TRAIN = """
 import sys
 from tailguard.cli import main
-sys.argv = ["tailguard", "train", "--set=gym_env=CartPole-v1", "--steps", "128", "--set=n_envs=4", "--set=ppo.n_steps=32",
-    "--set=ppo.sequence_length=8", "--set=ppo.n_epochs=1", "--set=policy_kwargs.lstm_hidden_size=8", "--run=first"]
+small = "gym_env=CartPole-v1 n_envs=4 "
+small += "ppo.n_steps=32 ppo.sequence_length=8 ppo.n_epochs=1 policy_kwargs.lstm_hidden_size=8"
+sys.argv = ["tailguard", "train", "--steps=128", "--run=first", *(f"--set={one}" for one in small.split())]
 try:
     main()
 except SystemExit as end:
