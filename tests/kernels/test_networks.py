@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -266,3 +267,35 @@ def test_differentiable_trunks(seed: int) -> None:
         assert_close(view.grad, wanted[0][offset : offset + int(np.prod(shape))].view(shape), 2e-5)
     (d_x,) = torch.autograd.grad(loss_of(trunk_forward(layout, flat.detach(), inputs, *rest)), inputs)
     assert_close(d_x, wanted[1], 2e-6)
+
+
+def refused(job: Any, chosen: Any, **changes: Any) -> str:
+    with pytest.raises(ValueError) as refusal:
+        gradients([replace(job, **changes)], chosen)
+    return str(refusal.value)
+
+
+def test_arrays_that_do_not_fit_are_named() -> None:
+    rng = np.random.default_rng(3)
+    job, chosen = random_job(rng, "gaussian")
+    n_steps, n = job.starts.shape
+    assert refused(job, chosen, hidden=job.hidden[:, :0]).startswith("hidden has shape (")
+    assert refused(job, chosen, weights=job.weights[:-1], gradient=job.gradient[:-1]).startswith("weights:")
+    assert "float32" in refused(job, chosen, advantages=job.advantages.astype(np.float64))
+    assert "contiguous" in refused(
+        job, chosen, actions=np.zeros((n_steps, n, 2 * job.actions.shape[2]), "f4")[..., ::2]
+    )
+    assert "starts is missing" in refused(job, chosen, starts=None)
+    assert f"sequence {n} of {n} does not exist" in refused(job, np.array([0, n]))
+    assert "chosen" in refused(job, np.array([-1]))
+    critic, chosen = random_job(rng, "risk")
+    assert refused(critic, chosen, levels=critic.levels[:0]).startswith("levels has shape (0)")
+    assert "risk_layout" in refused(critic, chosen, risk_layout=critic.layout)
+    assert "risk is missing" in refused(critic, chosen, risk=None)
+    with pytest.raises(ValueError, match="tanh or relu"):
+        Trunk(job.layout._replace(activation="gelu"))
+    with pytest.raises(ValueError, match="dense layer 0 reads"):
+        Trunk(job.layout._replace(dense=((0, 0, 3, 99),)))
+    trunk, state = Trunk(job.layout), np.zeros((len(job.layout.recurrent), 2, job.layout.n_units), np.float32)
+    with pytest.raises(RuntimeError, match="load"):
+        trunk.step(job.observations[0, [0, 0]], state, state, np.zeros((2, job.layout.n_outputs), np.float32))

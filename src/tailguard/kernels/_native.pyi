@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tailguard.kernels.jobs import ActorJob, CriticJob, OutputJob
 from tailguard.kernels.layout import TrunkLayout
 
 Float64s = NDArray[np.float64]
@@ -28,74 +29,7 @@ def evaluate(
     where: Ints,
     n_threads: int,
 ) -> None: ...
-
-class Job:
-    scale: float
-
-class ActorJob(Job):
-    clip_range: float
-    ent_coef: float
-    kl_beta: float
-    def __init__(
-        self,
-        layout: TrunkLayout,
-        weights: Floats,
-        gradient: Floats,
-        observations: Floats,
-        starts: Bools,
-        hidden: Floats,
-        cell: Floats,
-        valid: Bools,
-        actions: Floats,
-        log_probs: Floats,
-        advantages: Floats,
-        log_std_at: int,
-        n_choices: list[int],
-    ) -> None: ...
-
-class CriticJob(Job):
-    def __init__(
-        self,
-        layout: TrunkLayout,
-        weights: Floats,
-        gradient: Floats,
-        observations: Floats,
-        starts: Bools,
-        hidden: Floats,
-        cell: Floats,
-        valid: Bools,
-        target: Floats,
-        levels: Floats,
-        kappa: float,
-        risk_layout: TrunkLayout | None = None,
-        risk: Floats | None = None,
-        risk_observations: Floats | None = None,
-    ) -> None: ...
-
-def gradients(jobs: list[Job], chosen: Ints, n_threads: int) -> list[list[float]]: ...
-
-class Tape:
-    def __init__(
-        self,
-        layout: TrunkLayout,
-        weights: Floats,
-        x: Floats,
-        starts: Bools,
-        hidden: Floats,
-        cell: Floats,
-        output: Floats,
-        features: Floats | None,
-        n_threads: int,
-    ) -> None: ...
-    def backward(
-        self,
-        d_output: Floats,
-        d_features: Floats | None,
-        gradient: Floats | None,
-        d_x: Floats | None,
-        n_threads: int,
-    ) -> None: ...
-
+def gradients(jobs: list[ActorJob | CriticJob | OutputJob], chosen: Ints, n_threads: int) -> list[list[float]]: ...
 def quantile_huber(
     quantiles: Floats,
     samples: Floats,

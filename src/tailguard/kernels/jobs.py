@@ -7,7 +7,7 @@ P weights of the policy. A job is built once per update; arrays are read where t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,17 +40,8 @@ class ActorJob:
     ent_coef: float = 0.0
     kl_beta: float = 0.0
     scale: float = 1.0  # of the sum over valid samples: share of the batch / number of valid samples
-    kernel: Any = field(default=None, repr=False)
-
-    def prepared(self, module: Any) -> Any:
-        """The native job, with the numbers of the next call."""
-        if self.kernel is None:
-            inputs = self.observations, self.starts, self.hidden, self.cell, self.valid
-            taken = self.actions, self.log_probs, self.advantages, self.log_std_at, list(self.n_choices)
-            self.kernel = module.ActorJob(self.layout, self.weights, self.gradient, *inputs, *taken)
-        self.kernel.clip_range, self.kernel.ent_coef = self.clip_range, self.ent_coef
-        self.kernel.kl_beta, self.kernel.scale = self.kl_beta, self.scale
-        return self.kernel
+    kernel: Any = field(default=None, init=False, repr=False, compare=False)  # what the native core keeps of it
+    kind: ClassVar[str] = "actor"
 
 
 @dataclass
@@ -73,13 +64,25 @@ class CriticJob:
     risk_observations: Floats | None = None  # (L, S, F') those of the critic if None
 
     scale: float = 1.0  # of the sum over valid samples: vf_coef * share of the batch / number of valid samples
-    kernel: Any = field(default=None, repr=False)
+    kernel: Any = field(default=None, init=False, repr=False, compare=False)
+    kind: ClassVar[str] = "critic"
 
-    def prepared(self, module: Any) -> Any:
-        """The native job, with the numbers of the next call."""
-        if self.kernel is None:
-            inputs = self.observations, self.starts, self.hidden, self.cell, self.valid
-            taught = self.target, self.levels, self.kappa, self.risk_layout, self.risk, self.risk_observations
-            self.kernel = module.CriticJob(self.layout, self.weights, self.gradient, *inputs, *taught)
-        self.kernel.scale = self.scale
-        return self.kernel
+
+@dataclass
+class OutputJob:
+    """A trunk whose gradients of outputs and features somebody else has found: torch's automatic differentiation."""
+
+    layout: TrunkLayout
+    weights: Floats  # (P,)
+    gradient: Floats | None  # (P,) written at the layout's own places
+    observations: Floats  # (L, S, F)
+    starts: Bools  # (L, S)
+    hidden: Floats  # (layers, S, H)
+    cell: Floats
+    d_output: Floats  # (L, S, W)
+    d_features: Floats | None  # (L, S, D)
+    d_x: Floats | None  # (L, S, F) written
+
+    scale: ClassVar[float] = 1.0
+    kernel: Any = field(default=None, init=False, repr=False, compare=False)
+    kind: ClassVar[str] = "outputs"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailguard.kernels.core import native
-from tailguard.kernels.jobs import ActorJob, CriticJob
+from tailguard.kernels.jobs import ActorJob, CriticJob, OutputJob
 from tailguard.kernels.layout import TrunkLayout
 from tailguard.kernels.reference import networks as reference
 
@@ -130,7 +130,7 @@ def gradients(jobs: Sequence[ActorJob | CriticJob], chosen: Ints, n_threads: int
     module = native()
     if module is None:
         return [reference.gradient(job, chosen) for job in jobs]
-    sums: list[list[float]] = module.gradients([job.prepared(module) for job in jobs], chosen, n_threads)
+    sums: list[list[float]] = module.gradients(list(jobs), chosen, n_threads)
     return sums
 
 
@@ -145,42 +145,45 @@ class TrunkFunction(torch.autograd.Function):
         ctx: Any, layout: TrunkLayout, n_threads: int, starts: Tensor, hidden: Tensor, cell: Tensor, weights: Tensor,
         x: Tensor, *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        module: Any = native()
         first, end = layout.span()
-        own = weights.detach()[first:end].contiguous()
-        inputs = [part.detach().contiguous().numpy() for part in (x, starts, hidden, cell)]
-        output = x.new_empty(*x.shape[:2], layout.n_outputs)
-        features = x.new_empty(*x.shape[:2], layout.n_features)
-        results = output.numpy(), features.numpy()
-        ctx.tape = module.Tape(layout.shifted(-first), own.numpy(), *inputs, *results, n_threads)
-        ctx.layout, ctx.n_threads, ctx.n_weights, ctx.x_shape = layout, n_threads, len(weights), x.shape
+        trunk, own = Trunk(layout.shifted(-first)), weights.detach()[first:end].clone()
+        trunk.load(own.numpy())
+        ctx.save_for_backward(own, x, starts, hidden, cell)
+        ctx.layout, ctx.first, ctx.n_threads, ctx.n_weights = trunk.layout, first, n_threads, len(weights)
         ctx.set_materialize_grads(False)
-        return output, features
+        sequences, new_episodes = arrays_of(x, starts)
+        first_hidden, first_cell = (array.copy() for array in arrays_of(hidden, cell))  # which evaluate() moves on
+        inputs, nowhere = ([sequences], new_episodes, [first_hidden], [first_cell]), np.zeros((0, 2), np.int64)
+        evaluated = evaluate([trunk], *inputs, len(x), nowhere, n_threads, [True])[0]
+        return torch.from_numpy(evaluated.output), torch.from_numpy(evaluated.features)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         (d_output, d_features), wanted = upstream, ctx.needs_input_grad
-        nothing = (None,) * len(wanted)
+        results: list[Tensor | None] = [None] * len(wanted)
         if d_output is None and d_features is None:
-            return nothing
-        layout: TrunkLayout = ctx.layout
-        first, end = layout.span()
+            return tuple(results)
+        own, x, starts, hidden, cell = ctx.saved_tensors
         if d_output is None:
-            d_output = torch.zeros(*ctx.x_shape[:2], layout.n_outputs)
-        own = torch.zeros(end - first) if any(wanted[7:]) or wanted[5] else None
-        d_x = torch.empty(ctx.x_shape) if wanted[6] else None
-        arrays = [None if part is None else part.contiguous().numpy() for part in (d_output, d_features, own, d_x)]
-        ctx.tape.backward(*arrays, ctx.n_threads)
-        d_weights: Tensor | None = None
-        if wanted[5] and own is not None:
-            d_weights = torch.zeros(ctx.n_weights)
-            d_weights[first:end] = own
-        d_parameters: list[Tensor | None] = [None] * len(wanted[7:])
-        if own is not None and d_parameters:
-            for k, (offset, shape) in enumerate(layout.parts()):
-                count = torch.Size(shape).numel()
-                d_parameters[k] = own[offset - first : offset - first + count].view(shape) if wanted[7 + k] else None
-        return (*nothing[:5], d_weights, d_x, *d_parameters)
+            d_output = x.new_zeros(*x.shape[:2], ctx.layout.n_outputs)
+        gradient = torch.zeros_like(own) if wanted[5] or any(wanted[7:]) else None
+        results[6] = torch.empty(x.shape) if wanted[6] else None
+        inputs, given = arrays_of(own, gradient, x, starts, hidden, cell), arrays_of(d_output, d_features, results[6])
+        module: Any = native()
+        module.gradients([OutputJob(ctx.layout, *inputs, *given)], np.arange(x.shape[1]), ctx.n_threads)
+        if gradient is not None and wanted[5]:
+            after = ctx.n_weights - ctx.first - len(own)
+            results[5] = torch.nn.functional.pad(gradient, (ctx.first, after))
+        if gradient is not None and any(wanted[7:]):
+            for k, (offset, shape) in enumerate(ctx.layout.parts()):
+                part = gradient[offset : offset + torch.Size(shape).numel()].view(shape)
+                results[7 + k] = part if wanted[7 + k] else None
+        return tuple(results)
+
+
+def arrays_of(*tensors: Tensor | None) -> list[Any]:
+    """Contiguous arrays of tensors, which they share memory with if they are contiguous themselves."""
+    return [None if tensor is None else tensor.detach().contiguous().numpy() for tensor in tensors]
 
 
 def trunk_forward(
@@ -194,6 +197,8 @@ def trunk_forward(
     n_threads: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Output (L, B, W) and features (L, B, D) of a trunk, differentiable once; no gradient goes to the first state.
+
+    The backward pass computes the forward pass again rather than keeping what it found.
 
     weights:      (P,) flat, of which the layout's part is read
     x:            (L, B, F);  starts: (L, B) bool;  hidden, cell: (layers, B, H)

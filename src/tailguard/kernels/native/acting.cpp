@@ -50,9 +50,8 @@ class Trunk {
         auto run = [&](int i) {
             const int64_t first = int64_t(i) * size;
             const int some = int(std::min<int64_t>(size, N - first));
-            Buffer buffer(block_size(layout_, 1, some, false));
-            Arena arena{buffer.data()};
-            Block block = Block::plan(layout_, 1, some, false, arena);
+            Block block;
+            const Buffer buffer = allocate(block, layout_, 1, some, false);
             kernels().gather(layout_, sequences, nullptr, first, block);
             kernels().forward(layout_, loaded(), block);
             for (int n = 0; n < some; ++n)
@@ -99,11 +98,12 @@ void evaluate_block(const Evaluation &task, const ConstBools &starts, int64_t se
     const int most_steps = std::clamp(256 / size, 1, 16);  // at a time: what they compute stays in the cache
     const Layout &layout = task.trunk->layout();
     const int64_t T = task.x.shape(0), N = task.x.shape(1), E = where.shape(0), H = layout.n_units;
-    Buffer buffer(block_size(layout, most_steps, size, false));
+    Block block;
+    const Buffer buffer = allocate(block, layout, most_steps, size, false);
     for (int64_t begin = 0; begin < T;) {
         const int64_t s = begin / sequence_length, end = std::min({T, (s + 1) * sequence_length, begin + most_steps});
         Arena arena{buffer.data()};
-        Block block = Block::plan(layout, int(end - begin), size, false, arena);
+        block = Block::plan(layout, int(end - begin), size, false, arena);
         Sequences sequences{task.x.data(), bytes(starts), nullptr, task.hidden.data(), task.cell.data(), N};
         sequences = sequences.from(begin, layout.n_inputs);
         if (begin == s * sequence_length)

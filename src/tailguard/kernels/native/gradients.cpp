@@ -1,9 +1,10 @@
 // The gradient of a batch through trunks with their losses (kernels/networks.py).
-#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <memory>
 
 #include "trunk.h"
@@ -12,216 +13,178 @@ namespace tailguard {
 
 namespace {
 
+// The member of a job (kernels/jobs.py) with that name; empty where it is None
+template <typename T>
+T member(nb::handle job, const char *name) {
+    const nb::object value = job.attr(name);
+    T result{};
+    if (!value.is_none() && !nb::try_cast<T>(value, result, false))
+        throw std::invalid_argument(std::string(name) + " is not what it should be: an array has to be contiguous, of float32 or bool, and on the CPU.");
+    return result;
+}
+
+// An array of a job, checked; without numbers where it is None and may be
+template <typename T>
+Array<T> array(nb::handle job, const char *name, std::initializer_list<int64_t> shape, bool optional = false) {
+    Array<T> result = member<Array<T>>(job, name);
+    if (!result.is_valid() && !optional) throw std::invalid_argument(std::string(name) + " is missing.");
+    return result.is_valid() ? expect(result, name, shape) : result;
+}
+
+template <typename T>
+T *numbers(const Array<T> &array) {
+    return array.is_valid() ? array.data() : nullptr;
+}
+
 // What a trunk learns from: all sequences of a rollout
-class Job {
-  public:
-    Job(nb::handle layout, ConstFloats weights, Floats gradient, ConstFloats observations, ConstBools starts,
-        ConstFloats hidden, ConstFloats cell, ConstBools valid)
-        : layout_(read_layout(layout, end_)), weights_(weights), gradient_(gradient), observations_(observations),
-          starts_(starts), hidden_(hidden), cell_(cell), valid_(valid) {
-        expect(weights_, "weights", {-1});
-        expect(gradient_, "gradient", {int64_t(weights_.shape(0))});
-        need_weights(end_);
-        expect(observations_, "observations", {-1, -1, layout_.n_inputs});
-        n_steps = observations_.shape(0), n_sequences = observations_.shape(1);
-        if (n_steps < 1) throw std::invalid_argument("observations: sequences have at least one step.");
-        expect(starts_, "starts", {n_steps, n_sequences}), expect(valid_, "valid", {n_steps, n_sequences});
-        expect(hidden_, "hidden", {layout_.n_layers, n_sequences, layout_.n_units});
-        expect(cell_, "cell", {layout_.n_layers, n_sequences, layout_.n_units});
+struct Job {
+    int64_t end = 0;
+    Layout layout;
+    std::optional<Layout> risk_layout;
+    int64_t n_steps = 0, n_sequences = 0, log_std_at = -1;
+    ConstFloats weights, observations, hidden, cell, actions, log_probs, advantages, target, levels, risk,
+        risk_observations, d_output, d_features;
+    Floats gradient, d_x;
+    ConstBools starts, valid;
+    std::vector<int> n_choices;
+    ShardTask task{};  // what all shards of all calls have in common
+
+    explicit Job(nb::handle of) : layout(read_layout(of.attr("layout"), end)) {
+        const int64_t layers = layout.n_layers, H = layout.n_units, W = layout.outputs();
+        weights = array<const float>(of, "weights", {-1}), gradient = array<float>(of, "gradient", {int64_t(weights.shape(0))}, true);
+        observations = array<const float>(of, "observations", {-1, -1, layout.n_inputs});
+        const int64_t L = n_steps = observations.shape(0), S = n_sequences = observations.shape(1);
+        starts = array<const bool>(of, "starts", {L, S});
+        hidden = array<const float>(of, "hidden", {layers, S, H}), cell = array<const float>(of, "cell", {layers, S, H});
+        const auto kind = nb::cast<std::string>(of.attr("kind"));
+        if (kind != "outputs") valid = array<const bool>(of, "valid", {L, S});
+        if (kind == "actor") {
+            task.loss = actor_loss;
+            actions = array<const float>(of, "actions", {L, S, -1});
+            log_probs = array<const float>(of, "log_probs", {L, S}), advantages = array<const float>(of, "advantages", {L, S});
+            log_std_at = member<int64_t>(of, "log_std_at"), n_choices = nb::cast<std::vector<int>>(of.attr("n_choices"));
+            task.n_actions = int(actions.shape(2));
+            int64_t total = log_std_at >= 0 ? task.n_actions : 0;
+            for (int n : n_choices) total += n < 1 ? 1 << 30 : n;
+            if (total != W || task.n_actions > 64 || (log_std_at < 0 && int(n_choices.size()) != task.n_actions))
+                throw std::invalid_argument("outputs of an actor: one per action of a Gaussian, or those of n_choices; 1 to 64 actions.");
+            if (log_std_at >= 0) end = std::max(end, log_std_at + task.n_actions), task.log_std = weights.data() + log_std_at;
+        } else if (kind == "critic") {
+            task.loss = critic_loss;
+            target = array<const float>(of, "target", {L, S, -1}), levels = array<const float>(of, "levels", {W});
+            task.n_samples = int(target.shape(2)), task.kappa = float(nb::cast<double>(of.attr("kappa")));
+            if (task.n_samples < 1 || W > 4096)
+                throw std::invalid_argument("a critic has at most 4096 quantiles and learns from at least one sample.");
+            if (!of.attr("risk_layout").is_none()) read_risk(of);
+        } else {
+            task.loss = given_loss;
+            d_output = array<const float>(of, "d_output", {L, S, W}), d_x = array<float>(of, "d_x", {L, S, layout.n_inputs}, true);
+            d_features = array<const float>(of, "d_features", {L, S, layout.features()}, true);
+        }
+        if (L < 1 || int64_t(weights.shape(0)) < end)
+            throw std::invalid_argument("weights: the layout needs " + std::to_string(end) + "; sequences have at least one step.");
+        task.layout = &layout, task.n_steps = int(L), task.wants_gradient = gradient.is_valid();
+        task.sequences = {observations.data(), bytes(starts), valid.is_valid() ? bytes(valid) : nullptr, hidden.data(), cell.data(), S};
+        task.actions = numbers(actions), task.log_probs = numbers(log_probs), task.advantages = numbers(advantages);
+        task.n_choices = n_choices.data(), task.target = numbers(target), task.levels = numbers(levels);
+        task.d_output = numbers(d_output), task.d_features = numbers(d_features), task.d_x = numbers(d_x);
     }
-    virtual ~Job() = default;
 
-    double scale = 1.0;
-    int64_t n_steps, n_sequences;
-
-    // One call of gradients()
-    struct Run {
-        const Job &job;
-        PackedWeights packed;
-        ShardGradients gradients;
-        ShardTask tasks[N_SHARDS];
-        std::atomic<int> left{N_SHARDS};
-        PackedWeights risk_packed;
-        std::optional<ShardGradients> risk_gradients;
-        RiskTask risk[N_SHARDS];
-        std::vector<double> d_log_std[N_SHARDS];
-
-        Run(const Job &of, const int64_t *chosen, int64_t n_chosen) : job(of), gradients(of.layout_) {
-            const int64_t share = (n_chosen + N_SHARDS - 1) / N_SHARDS;
-            for (int i = 0; i < N_SHARDS; ++i) {
-                const int64_t low = std::min(i * share, n_chosen), high = std::min((i + 1) * share, n_chosen);
-                ShardTask &task = tasks[i];
-                task = {};
-                task.layout = &job.layout_, task.packed = &packed.packed, task.gradient = gradients.sums[i];
-                task.sequences = {job.observations_.data(), bytes(job.starts_), bytes(job.valid_), job.hidden_.data(),
-                                  job.cell_.data(), job.n_sequences};
-                task.chosen = chosen + low, task.n_chosen = high - low, task.n_steps = int(job.n_steps);
-                task.scale = job.scale;
-            }
-            job.prepare(*this);
-        }
-
-        void pack() {
-            packed.load(job.layout_, job.weights_.data(), true);
-            if (const Layout *layout = job.risk_layout()) risk_packed.load(*layout, job.weights_.data(), true);
-        }
-
-        void work(int shard) {
-            ShardTask &task = tasks[shard];
-            gradients.clear(shard);
-            if (risk_gradients) risk_gradients->clear(shard);
-            if (task.n_chosen > 0) {
-                size_t size = block_size(job.layout_, task.n_steps, task.size(), true);
-                if (job.risk_layout()) size += block_size(*job.risk_layout(), task.n_steps, task.size(), true);
-                Buffer workspace(size);
-                task.workspace = workspace.data();
-                job.run(task);
-            }
-            if (left.fetch_sub(1) == 1) {
-                gradients.reduce(job.layout_, job.gradient_.data());
-                if (risk_gradients) risk_gradients->reduce(*job.risk_layout(), job.gradient_.data());
-                job.finish(*this);
-            }
-        }
-    };
-
-    virtual std::vector<double> sums(const Run &run) const = 0;
-
-  protected:
-    void need_weights(int64_t end) const {
-        if (int64_t(weights_.shape(0)) < end)
-            throw std::invalid_argument("weights: the layout needs at least " + std::to_string(end) + " numbers.");
+    void read_risk(nb::handle of) {
+        int64_t risk_end = 0;
+        risk_layout = read_layout(of.attr("risk_layout"), risk_end), end = std::max(end, risk_end);
+        risk = array<const float>(of, "risk", {n_steps, n_sequences, 3});
+        risk_observations = array<const float>(of, "risk_observations", {n_steps, n_sequences, -1}, true);
+        if (!risk_observations.is_valid()) risk_observations = observations;
+        const int64_t inputs = layout.features() + int64_t(risk_observations.shape(2)) + 2;
+        if (risk_layout->n_layers || risk_layout->n_inputs != inputs || risk_layout->outputs() != 1)
+            throw std::invalid_argument("risk_layout: dense layers from " + std::to_string(inputs) + " inputs to 1 output, taught by `risk`.");
     }
-    virtual const Layout *risk_layout() const { return nullptr; }
-    virtual void prepare(Run &run) const = 0;
-    virtual void run(ShardTask &task) const = 0;
-    virtual void finish(const Run &) const {}
-
-    int64_t end_ = 0;
-    Layout layout_;
-    ConstFloats weights_;
-    Floats gradient_;
-    ConstFloats observations_;
-    ConstBools starts_;
-    ConstFloats hidden_, cell_;
-    ConstBools valid_;
 };
 
-class ActorJob : public Job {
-  public:
-    ActorJob(nb::handle layout, ConstFloats weights, Floats gradient, ConstFloats observations, ConstBools starts,
-             ConstFloats hidden, ConstFloats cell, ConstBools valid, ConstFloats actions, ConstFloats log_probs,
-             ConstFloats advantages, int64_t log_std_at, std::vector<int> n_choices)
-        : Job(layout, weights, gradient, observations, starts, hidden, cell, valid), actions_(actions),
-          log_probs_(log_probs), advantages_(advantages), log_std_at_(log_std_at), n_choices_(std::move(n_choices)) {
-        expect(actions_, "actions", {n_steps, n_sequences, -1});
-        expect(log_probs_, "log_probs", {n_steps, n_sequences}), expect(advantages_, "advantages", {n_steps, n_sequences});
-        const int n_actions = int(actions_.shape(2));
-        if (log_std_at_ >= 0) {
-            need_weights(log_std_at_ + n_actions);
-            if (layout_.outputs() != n_actions || n_actions > 64)
-                throw std::invalid_argument("a Gaussian has one output per action dimension, at most 64.");
-            return;
+// One job in one call of gradients()
+struct Run {
+    const Job &job;
+    PackedWeights packed, risk_packed;
+    Gradient sums[N_SHARDS], risk_sums[N_SHARDS];
+    Buffer buffers[N_SHARDS], risk_buffers[N_SHARDS];
+    RiskTask risk[N_SHARDS];
+    std::vector<double> d_log_std[N_SHARDS];
+    ShardTask tasks[N_SHARDS];
+    std::atomic<int> left{N_SHARDS};
+
+    Run(const Job &of, nb::handle source, const ConstInts &chosen) : job(of) {
+        const int64_t n = chosen.shape(0), share = (n + N_SHARDS - 1) / N_SHARDS;
+        for (int i = 0; i < N_SHARDS; ++i) {
+            ShardTask &task = tasks[i] = job.task;
+            buffers[i] = allocate(sums[i], job.layout);
+            task.packed = &packed.packed, task.gradient = sums[i];
+            task.chosen = chosen.data() + std::min(i * share, n);
+            task.n_chosen = std::min((i + 1) * share, n) - std::min(i * share, n);
+            task.scale = nb::cast<double>(source.attr("scale"));
+            if (task.loss == actor_loss) {
+                task.clip_range = nb::cast<double>(source.attr("clip_range"));
+                task.ent_coef = nb::cast<double>(source.attr("ent_coef"));
+                task.kl_beta = nb::cast<double>(source.attr("kl_beta"));
+                d_log_std[i].assign(task.n_actions, 0.0);
+                task.d_log_std = d_log_std[i].data();
+            }
+            if (!job.risk_layout) continue;
+            risk_buffers[i] = allocate(risk_sums[i], *job.risk_layout);
+            risk[i] = {&*job.risk_layout, &risk_packed.packed, risk_sums[i], job.risk_observations.data(),
+                       int(job.risk_observations.shape(2)), job.risk.data()};
+            task.risk = &risk[i];
         }
-        int64_t total = 0;
-        for (int n : n_choices_) total += n < 1 ? 1 << 30 : n;
-        if (int(n_choices_.size()) != n_actions || total != layout_.outputs())
-            throw std::invalid_argument("n_choices: one number per action dimension, together as many as outputs.");
     }
 
-    double clip_range = 0.2, ent_coef = 0.0, kl_beta = 0.0;
+    void pack() {
+        packed.load(job.layout, job.weights.data(), true);
+        if (job.risk_layout) risk_packed.load(*job.risk_layout, job.weights.data(), true);
+    }
 
-    std::vector<double> sums(const Run &run) const override {
-        const double *a = run.tasks[0].sums, *b = run.tasks[1].sums;
+    void work(int shard) {
+        ShardTask &task = tasks[shard];
+        Arena size, risk_size;
+        Gradient::plan(job.layout, size);
+        std::memset(buffers[shard].data(), 0, sizeof(float) * size.used);
+        if (job.risk_layout) {
+            Gradient::plan(*job.risk_layout, risk_size);
+            std::memset(risk_buffers[shard].data(), 0, sizeof(float) * risk_size.used);
+        }
+        if (task.n_chosen > 0) {
+            Arena needed;
+            Block block, beside;
+            float *d_inputs;
+            task.plan(task.size(), block, beside, d_inputs, needed);
+            const Buffer workspace(needed.used);
+            task.workspace = workspace.data();
+            kernels().run_shard(task);
+        }
+        if (left.fetch_sub(1) > 1 || !job.gradient.is_valid()) return;
+        reduce(job.layout, sums[0], sums[1], job.gradient.data());
+        if (job.risk_layout) reduce(*job.risk_layout, risk_sums[0], risk_sums[1], job.gradient.data());
+        for (int a = 0; job.log_std_at >= 0 && a < task.n_actions; ++a)
+            job.gradient.data()[job.log_std_at + a] = float(d_log_std[0][a] + d_log_std[1][a]);
+    }
+
+    std::vector<double> totals() const {
+        const double *a = tasks[0].sums, *b = tasks[1].sums;
+        if (job.task.loss != actor_loss) return {a[0] + b[0], a[1] + b[1]};
         return {a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3], a[4] >= b[4] || a[4] != a[4] ? a[4] : b[4]};
     }
-
-  protected:
-    void prepare(Run &run) const override {
-        for (int i = 0; i < N_SHARDS; ++i) {
-            ShardTask &task = run.tasks[i];
-            task.actions = actions_.data(), task.log_probs = log_probs_.data(), task.advantages = advantages_.data();
-            task.n_actions = int(actions_.shape(2)), task.n_choices = n_choices_.data();
-            task.log_std = log_std_at_ >= 0 ? weights_.data() + log_std_at_ : nullptr;
-            task.clip_range = clip_range, task.ent_coef = ent_coef, task.kl_beta = kl_beta;
-            run.d_log_std[i].assign(task.n_actions, 0.0);
-            task.d_log_std = run.d_log_std[i].data();
-        }
-    }
-    void run(ShardTask &task) const override { kernels().actor_shard(task); }
-    void finish(const Run &run) const override {
-        for (size_t a = 0; log_std_at_ >= 0 && a < run.d_log_std[0].size(); ++a)
-            gradient_.data()[log_std_at_ + a] = float(run.d_log_std[0][a] + run.d_log_std[1][a]);
-    }
-
-  private:
-    ConstFloats actions_, log_probs_, advantages_;
-    int64_t log_std_at_;
-    std::vector<int> n_choices_;
 };
 
-class CriticJob : public Job {
-  public:
-    CriticJob(nb::handle layout, ConstFloats weights, Floats gradient, ConstFloats observations, ConstBools starts,
-              ConstFloats hidden, ConstFloats cell, ConstBools valid, ConstFloats target, ConstFloats levels,
-              float kappa, nb::handle risk_layout, MaybeConstFloats risk, MaybeConstFloats risk_observations)
-        : Job(layout, weights, gradient, observations, starts, hidden, cell, valid), target_(target), levels_(levels),
-          kappa_(kappa) {
-        expect(target_, "target", {n_steps, n_sequences, -1}), expect(levels_, "levels", {layout_.outputs()});
-        if (target_.shape(2) < 1) throw std::invalid_argument("target: at least one sample of the return per step.");
-        if (layout_.outputs() > 4096) throw std::invalid_argument("a critic has at most 4096 quantiles.");
-        if (risk_layout.is_none()) return;
-        int64_t end = 0;
-        risk_layout_ = read_layout(risk_layout, end);
-        need_weights(end);
-        if (!risk) throw std::invalid_argument("risk: a risk value needs its period features and targets.");
-        risk_ = *risk;
-        risk_observations_ = risk_observations ? *risk_observations : observations_;
-        expect(risk_, "risk", {n_steps, n_sequences, 3});
-        expect(risk_observations_, "risk_observations", {n_steps, n_sequences, -1});
-        const int64_t inputs = layout_.features() + risk_observations_.shape(2) + 2;
-        if (risk_layout_->n_layers || risk_layout_->n_inputs != inputs || risk_layout_->outputs() != 1)
-            throw std::invalid_argument("risk_layout: dense layers from " + std::to_string(inputs) + " inputs to 1 output.");
-    }
-
-    std::vector<double> sums(const Run &run) const override {
-        const double *a = run.tasks[0].sums, *b = run.tasks[1].sums;
-        return {a[0] + b[0], a[1] + b[1]};
-    }
-
-  protected:
-    const Layout *risk_layout() const override { return risk_layout_ ? &*risk_layout_ : nullptr; }
-    void prepare(Run &run) const override {
-        if (risk_layout_) run.risk_gradients.emplace(*risk_layout_);
-        for (int i = 0; i < N_SHARDS; ++i) {
-            ShardTask &task = run.tasks[i];
-            task.target = target_.data(), task.n_samples = int(target_.shape(2));
-            task.levels = levels_.data(), task.kappa = kappa_;
-            if (!risk_layout_) continue;
-            run.risk[i] = {&*risk_layout_, &run.risk_packed.packed, run.risk_gradients->sums[i],
-                           risk_observations_.data(), int(risk_observations_.shape(2)), risk_.data()};
-            task.risk = &run.risk[i];
-        }
-    }
-    void run(ShardTask &task) const override { kernels().critic_shard(task); }
-
-  private:
-    ConstFloats target_, levels_;
-    float kappa_;
-    std::optional<Layout> risk_layout_;
-    ConstFloats risk_, risk_observations_;
-};
-
-std::vector<std::vector<double>> gradients(const std::vector<const Job *> &jobs, const ConstInts &chosen, int n_threads) {
+std::vector<std::vector<double>> gradients(const std::vector<nb::object> &jobs, const ConstInts &chosen, int n_threads) {
     expect(chosen, "chosen", {-1});
-    const int64_t n_chosen = chosen.shape(0);
-    std::vector<std::unique_ptr<Job::Run>> runs;
-    for (const Job *job : jobs) {
-        for (int64_t i = 0; i < n_chosen; ++i)
-            if (chosen.data()[i] < 0 || chosen.data()[i] >= job->n_sequences)
+    std::vector<std::unique_ptr<Run>> runs;
+    for (const nb::object &source : jobs) {
+        if (source.attr("kernel").is_none()) source.attr("kernel") = nb::cast(new Job(source), nb::rv_policy::take_ownership);
+        const Job &job = *nb::cast<const Job *>(source.attr("kernel"));
+        for (size_t i = 0; i < chosen.shape(0); ++i)
+            if (chosen.data()[i] < 0 || chosen.data()[i] >= job.n_sequences)
                 throw std::invalid_argument("chosen: sequence " + std::to_string(chosen.data()[i]) + " of " +
-                                            std::to_string(job->n_sequences) + " does not exist.");
-        runs.push_back(std::make_unique<Job::Run>(*job, chosen.data(), n_chosen));
+                                            std::to_string(job.n_sequences) + " does not exist.");
+        runs.push_back(std::make_unique<Run>(job, source, chosen));
     }
     const int n_jobs = int(jobs.size());
     {
@@ -230,33 +193,35 @@ std::vector<std::vector<double>> gradients(const std::vector<const Job *> &jobs,
         parallel(n_jobs * N_SHARDS, n_threads, [&](int i) { runs[i / N_SHARDS]->work(i % N_SHARDS); });
     }
     std::vector<std::vector<double>> sums;
-    for (int i = 0; i < n_jobs; ++i) sums.push_back(jobs[i]->sums(*runs[i]));
+    for (const auto &run : runs) sums.push_back(run->totals());
     return sums;
+}
+
+void quantile_huber(const ConstFloats &quantiles, const ConstFloats &samples, const ConstFloats &levels, float kappa,
+                    const Floats &loss, const Floats &gradient, int n_threads) {
+    const int64_t M = quantiles.ndim() == 2 ? quantiles.shape(0) : -1, Q = levels.ndim() == 1 ? levels.shape(0) : -1;
+    expect(quantiles, "quantiles", {M, Q}), expect(samples, "samples", {M, -1}), expect(loss, "loss", {M});
+    expect(gradient, "gradient", {M, Q});
+    const int64_t K = samples.shape(1);
+    if (Q > 4096 || K < 1) throw std::invalid_argument("quantile_huber: 1 to 4096 levels, at least one sample.");
+    constexpr int64_t rows = 512;
+    nb::gil_scoped_release released;
+    parallel(int((M + rows - 1) / rows), n_threads, [&](int i) {
+        const int64_t first = i * rows, some = std::min(rows, M - first);
+        kernels().quantile_huber(quantiles.data() + first * Q, some, samples.data() + first * K, int(K), levels.data(),
+                                 int(Q), kappa, loss.data() + first, gradient.data() + first * Q);
+    });
 }
 
 }  // namespace
 
 void bind_gradients(nb::module_ &module) {
     using nb::arg;
-    nb::class_<Job>(module, "Job").def_rw("scale", &Job::scale);
-    nb::class_<ActorJob, Job>(module, "ActorJob")
-        .def(nb::init<nb::handle, ConstFloats, Floats, ConstFloats, ConstBools, ConstFloats, ConstFloats, ConstBools,
-                      ConstFloats, ConstFloats, ConstFloats, int64_t, std::vector<int>>(),
-             arg("layout"), arg("weights").noconvert(), arg("gradient").noconvert(), arg("observations").noconvert(),
-             arg("starts").noconvert(), arg("hidden").noconvert(), arg("cell").noconvert(), arg("valid").noconvert(),
-             arg("actions").noconvert(), arg("log_probs").noconvert(), arg("advantages").noconvert(), arg("log_std_at"),
-             arg("n_choices"))
-        .def_rw("clip_range", &ActorJob::clip_range)
-        .def_rw("ent_coef", &ActorJob::ent_coef)
-        .def_rw("kl_beta", &ActorJob::kl_beta);
-    nb::class_<CriticJob, Job>(module, "CriticJob")
-        .def(nb::init<nb::handle, ConstFloats, Floats, ConstFloats, ConstBools, ConstFloats, ConstFloats, ConstBools,
-                      ConstFloats, ConstFloats, float, nb::handle, MaybeConstFloats, MaybeConstFloats>(),
-             arg("layout"), arg("weights").noconvert(), arg("gradient").noconvert(), arg("observations").noconvert(),
-             arg("starts").noconvert(), arg("hidden").noconvert(), arg("cell").noconvert(), arg("valid").noconvert(),
-             arg("target").noconvert(), arg("levels").noconvert(), arg("kappa"), arg("risk_layout") = nb::none(),
-             arg("risk").noconvert() = nb::none(), arg("risk_observations").noconvert() = nb::none());
+    nb::class_<Job>(module, "Job");  // made by gradients(), which keeps it in the job it is called with
     module.def("gradients", &gradients, arg("jobs"), arg("chosen").noconvert(), arg("n_threads"));
+    module.def("quantile_huber", &quantile_huber, arg("quantiles").noconvert(), arg("samples").noconvert(),
+               arg("levels").noconvert(), arg("kappa"), arg("loss").noconvert(), arg("gradient").noconvert(),
+               arg("n_threads"));
 }
 
 }  // namespace tailguard

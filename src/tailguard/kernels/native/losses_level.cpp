@@ -124,11 +124,12 @@ struct Sample {
     }
 };
 
-static void actor_block(ShardTask &task, const Block &block, const int64_t *chosen, const double *inverse_std) {
+static void actor_block(ShardTask &task, const Block &block, const int64_t *chosen) {
+    double inverse_std[64];
+    for (int a = 0; task.log_std && a < task.n_actions; ++a) inverse_std[a] = std::exp(-double(task.log_std[a]));
     const int last = task.layout->n_dense - 1, stride = padded(task.layout->outputs());
-    const int64_t S = task.sequences.n_sequences;
     for (int m = 0; m < block.rows(); ++m) {
-        const int64_t at = m / block.size * S + chosen[m % block.size];
+        const int64_t at = task.place(chosen, block.size, m);
         float *d_output = block.d_outputs[last] + size_t(m) * stride;
         if (!task.sequences.valid[at]) {
             std::memset(d_output, 0, sizeof(float) * stride);
@@ -150,28 +151,12 @@ static void actor_block(ShardTask &task, const Block &block, const int64_t *chos
     }
 }
 
-static void actor_shard(ShardTask &task) {
-    const int size = task.size();
-    double inverse_std[64];
-    for (int a = 0; task.log_std && a < task.n_actions; ++a) inverse_std[a] = std::exp(-double(task.log_std[a]));
-    for (int64_t first = 0; first < task.n_chosen; first += size) {
-        const int some = int(task.n_chosen - first < size ? task.n_chosen - first : size);
-        Arena arena{task.workspace};
-        Block block = Block::plan(*task.layout, task.n_steps, some, true, arena);
-        gather(*task.layout, task.sequences, task.chosen, first, block);
-        forward(*task.layout, *task.packed, block);
-        actor_block(task, block, task.chosen + first, inverse_std);
-        backward(*task.layout, *task.packed, block, &task.gradient, nullptr);
-    }
-}
-
 // The critics
 
 static void critic_block(ShardTask &task, const Block &block, const int64_t *chosen, const Levels &levels) {
     const int last = task.layout->n_dense - 1, stride = padded(task.layout->outputs());
-    const int64_t S = task.sequences.n_sequences;
     for (int m = 0; m < block.rows(); ++m) {
-        const int64_t at = m / block.size * S + chosen[m % block.size];
+        const int64_t at = task.place(chosen, block.size, m);
         float *d_output = block.d_outputs[last] + size_t(m) * stride;
         if (!task.sequences.valid[at]) {
             std::memset(d_output, 0, sizeof(float) * stride);
@@ -189,10 +174,9 @@ static void risk_block(ShardTask &task, const Block &critic, const int64_t *chos
     const Layout &layout = *risk.layout;
     const int H = task.layout->features(), F = risk.n_observed, width = padded(layout.n_inputs);
     const int from = padded(H), stride = padded(1), last = layout.n_dense - 1, rows = critic.rows();
-    const int64_t S = task.sequences.n_sequences;
     const float *features = task.layout->n_dense > 1 ? critic.outputs[task.layout->n_dense - 2] : critic.features;
     for (int m = 0; m < rows; ++m) {
-        const int64_t at = m / critic.size * S + chosen[m % critic.size];
+        const int64_t at = task.place(chosen, critic.size, m);
         float *x = block.features + size_t(m) * width;
         std::memset(x, 0, sizeof(float) * width);
         std::memcpy(x, features + size_t(m) * from, sizeof(float) * H);
@@ -202,7 +186,7 @@ static void risk_block(ShardTask &task, const Block &critic, const int64_t *chos
     }
     dense_forward(layout, *risk.packed, block.features, width, rows, block.outputs);
     for (int m = 0; m < rows; ++m) {
-        const int64_t at = m / critic.size * S + chosen[m % critic.size];
+        const int64_t at = task.place(chosen, critic.size, m);
         const bool counts = task.sequences.valid[at];
         const float error = counts ? block.outputs[last][size_t(m) * stride] - risk.target[at * 3 + 2] : 0.0f;
         std::memset(block.d_outputs[last] + size_t(m) * stride, 0, sizeof(float) * stride);
@@ -213,26 +197,48 @@ static void risk_block(ShardTask &task, const Block &critic, const int64_t *chos
                    &risk.gradient);
 }
 
-static void critic_shard(ShardTask &task) {
-    const int size = task.size();
-    const Levels levels(task.levels, task.layout->outputs());
+// Gradients of outputs and features that the caller gives; returns whether there are some of the features
+static bool given_block(ShardTask &task, Block &block, const int64_t *chosen, float *d_inputs) {
+    const Layout &layout = *task.layout;
+    const int last = layout.n_dense - 1, W = layout.outputs(), D = layout.features();
+    float *begun = last > 0 ? block.d_outputs[last - 1] : layout.n_layers ? block.d_features : d_inputs;
+    for (int m = 0; m < block.rows(); ++m) {
+        const int64_t at = task.place(chosen, block.size, m);
+        float *row = block.d_outputs[last] + size_t(m) * padded(W);
+        std::memset(row, 0, sizeof(float) * padded(W));
+        std::memcpy(row, task.d_output + at * W, sizeof(float) * W);
+        if (!task.d_features || !begun) continue;
+        std::memset(begun + size_t(m) * padded(D), 0, sizeof(float) * padded(D));
+        std::memcpy(begun + size_t(m) * padded(D), task.d_features + at * D, sizeof(float) * D);
+    }
+    return task.d_features != nullptr;
+}
+
+static void run_shard(ShardTask &task) {
+    const Layout &layout = *task.layout;
+    const int size = task.size(), F = layout.n_inputs;
+    const Levels levels(task.levels, task.loss == critic_loss ? layout.outputs() : 0);
     for (int64_t first = 0; first < task.n_chosen; first += size) {
-        const int some = int(task.n_chosen - first < size ? task.n_chosen - first : size);
+        const int64_t *chosen = task.chosen + first;
         Arena arena{task.workspace};
-        Block block = Block::plan(*task.layout, task.n_steps, some, true, arena);
-        gather(*task.layout, task.sequences, task.chosen, first, block);
-        forward(*task.layout, *task.packed, block);
-        critic_block(task, block, task.chosen + first, levels);
-        if (task.risk) {
-            Block beside = Block::plan(*task.risk->layout, task.n_steps, some, true, arena);
-            risk_block(task, block, task.chosen + first, beside);
-        }
-        backward(*task.layout, *task.packed, block, &task.gradient, nullptr);
+        Block block, beside;
+        float *d_inputs;
+        task.plan(int(task.n_chosen - first < size ? task.n_chosen - first : size), block, beside, d_inputs, arena);
+        gather(layout, task.sequences, task.chosen, first, block);
+        forward(layout, *task.packed, block);
+        bool added = false;
+        if (task.loss == actor_loss) actor_block(task, block, chosen);
+        if (task.loss == critic_loss) critic_block(task, block, chosen, levels);
+        if (task.loss == given_loss) added = given_block(task, block, chosen, d_inputs);
+        if (task.risk) risk_block(task, block, chosen, beside);
+        backward(layout, *task.packed, block, added, task.wants_gradient ? &task.gradient : nullptr, d_inputs);
+        for (int m = 0; d_inputs && m < block.rows(); ++m)
+            std::memcpy(task.d_x + task.place(chosen, block.size, m) * F, d_inputs + size_t(m) * padded(F), sizeof(float) * F);
     }
 }
 
 extern const Kernels network_kernels;
-const Kernels network_kernels = {pack, gather, forward, backward, quantile_huber, actor_shard, critic_shard};
+const Kernels network_kernels = {pack, gather, forward, backward, quantile_huber, run_shard};
 
 }  // namespace LEVEL
 }  // namespace tailguard

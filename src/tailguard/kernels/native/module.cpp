@@ -10,7 +10,6 @@ namespace nb = nanobind;
 
 namespace tailguard {
 void bind_acting(nb::module_ &module);
-void bind_autograd(nb::module_ &module);
 void bind_gradients(nb::module_ &module);
 void bind_market(nb::module_ &module);
 void bind_optimizer(nb::module_ &module);
@@ -21,7 +20,6 @@ NB_MODULE(_native, module) {
     module.attr("source_digest") = SOURCE_DIGEST;
     module.attr("level") = tailguard::level_name(tailguard::best_level());
     tailguard::bind_acting(module);
-    tailguard::bind_autograd(module);
     tailguard::bind_gradients(module);
     tailguard::bind_market(module);
     tailguard::bind_optimizer(module);

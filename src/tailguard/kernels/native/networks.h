@@ -111,8 +111,6 @@ struct Block {
     float *d_outputs[MOST_LAYERS];       // their gradients
     float *d_features;                   // (rows, units or padded inputs)
     float *d_hidden, *d_cell;            // (b, units) of the state one step back
-    const float *extra;                  // added to the gradient of what the last dense layer reads, unless none
-    int64_t extra_step;                  // from one step's (b, D) numbers of it to the next
 
     INLINE int rows() const { return n_steps * size; }
 
@@ -167,26 +165,28 @@ struct RiskTask {
     const float *target;  // (L, S, 3) period features and target
 };
 
-// One shard of a batch through a trunk and its loss.
-//
-// Several blocks after one another, in one workspace: first the block, then what the loss needs.
+enum Loss { actor_loss, critic_loss, given_loss };
+
+// One shard of a batch through a trunk and its loss: several blocks one after another in one workspace.
 struct ShardTask {
+    Loss loss;
     const Layout *layout;
     const Packed *packed;
     Gradient gradient;
+    bool wants_gradient;
     Sequences sequences;
     const int64_t *chosen;  // sequences of this shard
     int64_t n_chosen;
     int n_steps;
     float *workspace;
-    double sums[5];
+    double sums[5], scale;
 
     // the actor
     const float *actions, *log_probs, *advantages, *log_std;  // (L, S, A), (L, S), (L, S), (A) or none if categorical
     int n_actions;
     const int *n_choices;  // (A)
-    double clip_range, ent_coef, kl_beta, scale;
-    double *d_log_std;          // (A)
+    double clip_range, ent_coef, kl_beta;
+    double *d_log_std;  // (A)
 
     // a critic
     const float *target, *levels;  // (L, S, K), (Q)
@@ -194,11 +194,24 @@ struct ShardTask {
     float kappa;
     const RiskTask *risk;  // or none
 
+    // given gradients of outputs and features (or none); what they say of x, where it is asked for
+    const float *d_output, *d_features;  // (L, S, W), (L, S, D)
+    float *d_x;                          // (L, S, F)
+
     // Sequences in a block: as many rows as stay in the cache, and enough sequences for a product
     INLINE int size() const {
-        const int64_t fitting = n_steps > 0 ? MOST_ROWS_OF_A_BLOCK / n_steps : 1;
+        const int64_t fitting = MOST_ROWS_OF_A_BLOCK / n_steps;
         const int64_t size = fitting < 16 ? 16 : fitting > MOST_SEQUENCES ? MOST_SEQUENCES : fitting;
         return int(n_chosen < size ? n_chosen : size);
+    }
+    INLINE int64_t place(const int64_t *of_block, int size, int m) const {  // of row m of a block in (L, S)
+        return m / size * sequences.n_sequences + of_block[m % size];
+    }
+    INLINE float *plan(int some, Block &block, Block &beside, float *&d_inputs, Arena &arena) const {
+        block = Block::plan(*layout, n_steps, some, true, arena);
+        if (risk) beside = Block::plan(*risk->layout, n_steps, some, true, arena);
+        d_inputs = d_x ? arena.take(size_t(n_steps) * some * padded(layout->n_inputs)) : nullptr;
+        return arena.at;
     }
 };
 
@@ -207,12 +220,12 @@ struct Kernels {
     void (*pack)(const Layout &, const float *weights, const Packed &);  // backward parts too, where there is room
     void (*gather)(const Layout &, const Sequences &, const int64_t *chosen, int64_t first, Block &);
     void (*forward)(const Layout &, const Packed &, Block &);
-    // Adds to `gradient` (unless none); `d_x` (rows, padded inputs) is filled unless none
-    void (*backward)(const Layout &, const Packed &, Block &, const Gradient *, float *d_x);
+    // Adds to `gradient` unless none, and fills `d_x` (rows, padded inputs) unless none; `added`: the gradient of what
+    // the last dense layer reads has begun
+    void (*backward)(const Layout &, const Packed &, Block &, bool added, const Gradient *gradient, float *d_x);
     void (*quantile_huber)(const float *quantiles, int64_t n_rows, const float *samples, int n_samples,
                            const float *levels, int n_levels, float kappa, float *loss, float *gradient);
-    void (*actor_shard)(ShardTask &);
-    void (*critic_shard)(ShardTask &);
+    void (*run_shard)(ShardTask &);
 };
 
 const Kernels &kernels();  // for this processor

@@ -251,18 +251,11 @@ static void recurrent_backward(const Layout &layout, const Packed &packed, Block
     }
 }
 
-void backward(const Layout &layout, const Packed &packed, Block &block, const Gradient *gradient, float *d_x) {
+void backward(const Layout &layout, const Packed &packed, Block &block, bool added, const Gradient *gradient, float *d_x) {
     const int rows = block.rows(), units = layout.units(), gates = layout.gates();
     const int width = layout.n_layers ? units : padded(layout.n_inputs);
-    float *d_features = layout.n_layers ? block.d_features : d_x;
-    if (float *begun = layout.n_dense > 1 ? block.d_outputs[layout.n_dense - 2] : d_features; block.extra && begun)
-        for (int m = 0; m < rows; ++m) {
-            const int D = layout.features();
-            const float *extra = block.extra + m / block.size * block.extra_step + size_t(m % block.size) * D;
-            copy_padded(extra, D, true, begun + size_t(m) * padded(D), padded(D));
-        }
-    dense_backward(layout, packed, block.features, width, rows, block.outputs, block.d_outputs, d_features,
-                   block.extra != nullptr, gradient);
+    dense_backward(layout, packed, block.features, width, rows, block.outputs, block.d_outputs,
+                   layout.n_layers ? block.d_features : d_x, added, gradient);
     for (int k = layout.n_layers - 1; k >= 0; --k) {
         recurrent_backward(layout, packed, block, k);
         const int stride = padded(layout.columns(k)), in_width = padded(layout.inputs_of(k));

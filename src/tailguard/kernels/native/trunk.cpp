@@ -7,7 +7,6 @@
 
 namespace tailguard {
 
-// Reads a TrunkLayout; `end` becomes what the flat vector of weights must at least hold
 Layout read_layout(nb::handle source, int64_t &end) {
     Layout layout;
     layout.n_inputs = nb::cast<int>(source.attr("n_inputs"));
@@ -50,23 +49,6 @@ Layout read_layout(nb::handle source, int64_t &end) {
     return layout;
 }
 
-void PackedWeights::load(const Layout &layout, const float *weights, bool with_backward) {
-    if (!buffer.data()) {
-        Arena size;
-        Packed::plan(layout, with_backward, size);
-        buffer = Buffer(size.used);
-        Arena arena{buffer.data()};
-        packed = Packed::plan(layout, with_backward, arena);
-    }
-    kernels().pack(layout, weights, packed);
-}
-
-size_t block_size(const Layout &layout, int n_steps, int size, bool with_backward) {
-    Arena arena;
-    Block::plan(layout, n_steps, size, with_backward, arena);
-    return arena.used;
-}
-
 void copy_rows(const float *source, int stride, const Block &block, int width, float *result, int64_t S, int64_t first) {
     for (int t = 0; t < block.n_steps; ++t)
         for (int i = 0; i < block.size; ++i)
@@ -74,21 +56,7 @@ void copy_rows(const float *source, int stride, const Block &block, int width, f
                         sizeof(float) * width);
 }
 
-ShardGradients::ShardGradients(const Layout &layout) {
-    Arena size;
-    Gradient::plan(layout, size);
-    count = size.used;
-    for (int i = 0; i < N_SHARDS; ++i) {
-        buffers[i] = Buffer(count);
-        Arena arena{buffers[i].data()};
-        sums[i] = Gradient::plan(layout, arena);
-    }
-}
-
-void ShardGradients::clear(int shard) { std::memset(buffers[shard].data(), 0, sizeof(float) * count); }
-
-void ShardGradients::reduce(const Layout &layout, float *gradient) const {
-    const Gradient &a = sums[0], &b = sums[1];
+void reduce(const Layout &layout, const Gradient &a, const Gradient &b, float *gradient) {
     auto add = [](const float *x, const float *y, int64_t count, float *result) {
         for (int64_t j = 0; j < count; ++j) result[j] = x[j] + y[j];
     };

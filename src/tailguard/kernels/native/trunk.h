@@ -1,4 +1,4 @@
-// What acting, evaluation, gradients and differentiable trunks share: layouts, packed weights, blocks, sums of gradients.
+// What acting, evaluation and gradients share: layouts, packed weights, blocks, sums of gradients.
 #pragma once
 
 #include <optional>
@@ -21,16 +21,27 @@ inline const uint8_t *bytes(const ConstBools &array) { return reinterpret_cast<c
 // Reads a TrunkLayout; `end` becomes what the flat vector of weights must at least hold
 Layout read_layout(nb::handle source, int64_t &end);
 
+// Room for a Packed, Gradient or Block, which is laid out in it
+template <typename Plan, typename... Arguments>
+Buffer allocate(Plan &plan, const Arguments &...arguments) {
+    Arena size;
+    Plan::plan(arguments..., size);
+    Buffer buffer(size.used);
+    Arena arena{buffer.data()};
+    plan = Plan::plan(arguments..., arena);
+    return buffer;
+}
+
 // A copy of a trunk's weights as the products read them
 struct PackedWeights {
     Buffer buffer;
     Packed packed{};
 
-    void load(const Layout &layout, const float *weights, bool with_backward);
+    void load(const Layout &layout, const float *weights, bool with_backward) {
+        if (!buffer.data()) buffer = allocate(packed, layout, with_backward);
+        kernels().pack(layout, weights, packed);
+    }
 };
-
-// Numbers that a block needs
-size_t block_size(const Layout &layout, int n_steps, int size, bool with_backward);
 
 // Copies the first `width` columns of a block's rows (L, b) to columns first .. of an array (L, S, width)
 void copy_rows(const float *source, int stride, const Block &block, int width, float *result, int64_t S, int64_t first);
@@ -40,15 +51,7 @@ inline const float *features_of(const Layout &layout, const Block &block) {
     return layout.n_dense > 1 ? block.outputs[layout.n_dense - 2] : block.features;
 }
 
-// Shards' sums of gradients, and their sum at a layout's own places
-struct ShardGradients {
-    Buffer buffers[N_SHARDS];
-    Gradient sums[N_SHARDS];
-    size_t count = 0;
-
-    explicit ShardGradients(const Layout &layout);
-    void clear(int shard);
-    void reduce(const Layout &layout, float *gradient) const;
-};
+// Sum of the shards' gradients at a layout's own places
+void reduce(const Layout &layout, const Gradient &a, const Gradient &b, float *gradient);
 
 }  // namespace tailguard

@@ -11,7 +11,7 @@ void gather(const Layout &layout, const Sequences &sequences, const int64_t *cho
 void forward(const Layout &layout, const Packed &packed, Block &block);
 void dense_forward(const Layout &layout, const Packed &packed, const float *x, int x_stride, int rows,
                    float *const *outputs);
-void backward(const Layout &layout, const Packed &packed, Block &block, const Gradient *gradient, float *d_x);
+void backward(const Layout &layout, const Packed &packed, Block &block, bool added, const Gradient *gradient, float *d_x);
 void dense_backward(const Layout &layout, const Packed &packed, const float *x, int x_stride, int rows,
                     float *const *outputs, float *const *d_outputs, float *d_x, bool added, const Gradient *gradient);
 
