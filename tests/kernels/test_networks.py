@@ -216,7 +216,7 @@ def spoil_what_is_not_valid(rng: Rng, job: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "categorical", "critic", "risk"])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 150))])
 def test_gradients(kind: str, seed: int) -> None:
     rng = np.random.default_rng([seed, len(kind)])
     job, chosen = random_job(rng, kind)
