@@ -25,6 +25,7 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as render_tensors
 
 from tailguard.errors import CheckpointError, DamagedCheckpointError
+from tailguard.files import physical_memory
 
 FORMAT = "tailguard-bundle"
 SCHEMA_VERSION = 2
@@ -286,11 +287,6 @@ def read_limited(path: Path, limit: int) -> bytes:
         unreadable_disk = isinstance(error, OSError) and error.errno == errno.EIO
         kind = DamagedCheckpointError if unreadable_disk else CheckpointError
         raise kind(f"Cannot read {path}: {error}.") from error
-
-
-def physical_memory() -> int:
-    """Bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def refuse_oversized_json(data: bytes, path: Path) -> None:

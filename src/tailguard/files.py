@@ -24,6 +24,11 @@ LONGEST_NAME, LONGEST_PATH = 200, 2000
 Raises = type[TailguardError]
 
 
+def physical_memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def read_regular(path: str | Path, largest: int, error: Raises) -> bytes:
     """The bytes of a regular file. A pipe, a device, a folder and a file of more than `largest` bytes are refused
     before they are read: they could be waited for, or read, without end."""

@@ -1,4 +1,4 @@
-"""Are predicted quantiles those of what then happened? Pure functions of arrays, numpy only."""
+"""Are predicted quantiles those of what then happened? Pure functions of arrays."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
 
 from tailguard.errors import ConfigError
+from tailguard.losses.normal import normal_cdf, normal_quantile
 
 Floats = NDArray[np.floating[Any]]
 
@@ -41,7 +41,7 @@ def pit(quantiles: Floats, realised: Floats, levels: Sequence[float]) -> Floats:
     The law between and beyond the levels is linear in the normal score, as everywhere (docs/algorithm.md, eq. 7).
     """
     quantiles, realised = pair(quantiles, realised)
-    ordered, nodes = np.sort(quantiles, -1), ndtri(np.asarray(levels))
+    ordered, nodes = np.sort(quantiles, -1), normal_quantile(levels)
     if len(nodes) == 1:
         raise ConfigError("pit: one quantile says nothing of the law around it. Predict at least two.")
     left = np.clip((ordered < realised[:, None]).sum(-1) - 1, 0, len(nodes) - 2)[:, None]
@@ -49,7 +49,7 @@ def pit(quantiles: Floats, realised: Floats, levels: Sequence[float]) -> Floats:
     z_low, z_high = nodes[left[:, 0]], nodes[left[:, 0] + 1]
     width = np.maximum(high - low, 1e-12 * np.maximum(np.abs(high), 1e-300))  # equal quantiles are a step
     score = z_low + (z_high - z_low) * np.clip((realised - low) / width, -1e6, 1e6)
-    return np.asarray(ndtr(score))
+    return normal_cdf(score)
 
 
 def pit_histogram(quantiles: Floats, realised: Floats, levels: Sequence[float], n_bins: int = 10) -> Floats:

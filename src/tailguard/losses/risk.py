@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
 from torch import Tensor
 
 from tailguard.errors import ConfigError
+from tailguard.losses.normal import normal_cdf, normal_density, normal_quantile
 
 Floats = NDArray[np.floating[Any]]
 Method = Literal["normal", "step"]
@@ -50,7 +50,7 @@ def interpolation_weights(levels: Sequence[float], at: Floats) -> Floats:
     at:     (K,) in (0, 1)
     returns: (Q, K)
     """
-    nodes, z = ndtri(np.asarray(levels)), ndtri(np.asarray(at))
+    nodes, z = normal_quantile(levels), normal_quantile(at)
     weights = np.zeros((len(nodes), len(z)))
     if len(nodes) == 1:
         weights[0] = 1.0
@@ -73,7 +73,7 @@ def cvar_weights(levels: tuple[float, ...], alpha: float, method: Method) -> tup
         below = np.clip(alpha - (np.cumsum(masses) - masses), 0.0, masses)  # the last cell counts in part
         weights = below / alpha
     else:
-        weights = normal_tail_weights(ndtri(np.asarray(levels)), float(ndtri(alpha))) / alpha
+        weights = normal_tail_weights(normal_quantile(levels), float(normal_quantile(alpha))) / alpha
     return tuple(float(weight) for weight in weights)
 
 
@@ -87,7 +87,7 @@ def normal_tail_weights(nodes: Floats, end: float, shift: float = 0.0) -> Floats
     lower = np.concatenate([[-np.inf], nodes[1:-1]])
     upper = np.minimum(np.concatenate([nodes[1:-1], [np.inf]]), end)
     used = lower < end
-    mass = np.where(used, ndtr(upper) - ndtr(lower), 0.0)
+    mass = np.where(used, normal_cdf(upper) - normal_cdf(lower), 0.0)
     density = np.where(used, normal_density(upper) - normal_density(lower), 0.0)
     width = np.diff(nodes)
     slope_part = (-density - nodes[:-1] * mass) / width  # weight of b, with a = q_i - b z_i
@@ -95,12 +95,6 @@ def normal_tail_weights(nodes: Floats, end: float, shift: float = 0.0) -> Floats
     weights[:-1] += mass - slope_part
     weights[1:] += slope_part
     return weights
-
-
-def normal_density(z: Floats) -> Floats:
-    """Standard normal density; zero at infinity."""
-    density: Floats = np.exp(-0.5 * np.square(z)) / np.sqrt(2.0 * np.pi)
-    return density
 
 
 def cvar(quantiles: Tensor, alpha: float, method: Method = "normal", levels: Sequence[float] | None = None) -> Tensor:
@@ -142,7 +136,7 @@ def wang(quantiles: Tensor, shift: float, levels: Sequence[float] | None = None)
     grid = levels_for("wang", quantiles, levels)
     if len(grid) == 1:
         return quantiles[..., 0]
-    nodes = ndtri(np.asarray(grid))
+    nodes = normal_quantile(grid)
     return weighted(quantiles, normal_tail_weights(nodes, np.inf, float(shift)))
 
 
@@ -155,13 +149,13 @@ def spectral(quantiles: Tensor, distortion: Distortion, levels: Sequence[float] 
     returns:    (...)
     """
     grid = levels_for("spectral", quantiles, levels)
-    edges = ndtr(np.linspace(-8.0, 8.0, 8_001))  # fine where the tails are: even steps of the normal score
+    edges = normal_cdf(np.linspace(-8.0, 8.0, 8_001))  # fine where the tails are: even steps of the normal score
     edges[0], edges[-1] = 0.0, 1.0
     masses = np.diff(np.asarray(distortion(edges), dtype=np.float64))
     ends_right = abs(float(masses.sum()) - 1.0) < 1e-9 and abs(float(distortion(edges[:1])[0])) < 1e-9
     if not ends_right or (masses < -1e-12).any():
         raise ConfigError("spectral: the distortion must rise from 0 at 0 to 1 at 1 and never fall.")
-    at = ndtr(np.linspace(-7.999, 7.999, 8_000))
+    at = normal_cdf(np.linspace(-7.999, 7.999, 8_000))
     return weighted(quantiles, interpolation_weights(grid, at) @ masses)
 
 

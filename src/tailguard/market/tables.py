@@ -11,9 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 import polars as pl
 from polars.exceptions import PanicException, PolarsError
 
-from tailguard.checkpoint import physical_memory
 from tailguard.errors import DataError
-from tailguard.files import open_regular
+from tailguard.files import open_regular, physical_memory
 from tailguard.market.layout import USUAL_ORDER
 from tailguard.market.unpacked import refuse_bomb
 

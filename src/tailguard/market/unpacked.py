@@ -6,9 +6,8 @@ import zlib
 from pathlib import Path
 from typing import BinaryIO
 
-from tailguard.checkpoint import physical_memory
 from tailguard.errors import DataError
-from tailguard.files import open_regular
+from tailguard.files import open_regular, physical_memory
 
 LARGEST_RATIO = 200
 """Unpacked bytes per byte: bars of one price all day give about 100, a file made to fill memory 1,000 and more."""

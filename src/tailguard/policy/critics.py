@@ -7,10 +7,8 @@ from copy import deepcopy
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
 from pydantic import Field, model_validator
-from scipy.special import ndtri
 from torch import Tensor, nn
 
 from tailguard.configuration import Config, Fraction, NonNegativeFloat, PositiveFloat, Width
@@ -162,7 +160,7 @@ class QuantileHead(CriticHead):
         self.output = nn.Linear(in_features, len(self.levels))
         nn.init.orthogonal_(self.output.weight, 0.1)
         with torch.no_grad():
-            self.output.bias.copy_(torch.tensor(ndtri(np.asarray(self.levels)), dtype=torch.float32))
+            self.output.bias.copy_(torch.special.ndtri(torch.tensor(self.levels, dtype=torch.float64)))
 
     def forward(self, features: Tensor) -> Tensor:
         return self.output(features)  # type: ignore[no-any-return]

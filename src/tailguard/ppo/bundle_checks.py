@@ -18,7 +18,6 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tailguard.checkpoint import physical_memory
 from tailguard.errors import (
     CheckpointError,
     ConfigError,
@@ -27,6 +26,7 @@ from tailguard.errors import (
     TailguardError,
     TrainingDivergedError,
 )
+from tailguard.files import physical_memory
 from tailguard.optim import VarianceGradientScaler
 from tailguard.policy import PolicyConfig, RecurrentPolicy
 from tailguard.ppo.config import PPOConfig

@@ -8,9 +8,9 @@ from typing import Any
 
 from gymnasium import spaces
 
-from tailguard.checkpoint import physical_memory
 from tailguard.configuration import Config
 from tailguard.errors import ConfigError, InertSetting, did_you_mean
+from tailguard.files import physical_memory
 from tailguard.policy import PolicyConfig
 from tailguard.policy.config import OF_GAUSSIANS
 from tailguard.ppo.config import PPOConfig
