@@ -185,6 +185,7 @@ def test_an_entropy_coefficient_that_is_set_decays_from_there() -> None:
         ("optimizer", "upgd", r"optimizer of an agent that has been built cannot be set.*load\(path, env, optimizer="),
         ("torch_threads", 7, "torch_threads of an agent"),
         ("use_sde", True, "not available"),
+        ("seed", 7, "build another agent"),
         ("policy_kwargs", {"net_arch": [4]}, "build another agent"),
         ("clip_range_vf", lambda remaining: remaining, "Set a number"),
     ],
@@ -268,6 +269,12 @@ def test_parameters_carry_the_statistics_of_observations() -> None:
     two.set_parameters(one.get_parameters())
     raw = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
     np.testing.assert_array_equal(one.obs_stats.normalize(raw), two.obs_stats.normalize(raw))
+
+
+def test_parameters_of_an_agent_that_saw_raw_observations_load_with_a_warning_where_they_are_normalized() -> None:
+    one, two = tiny_agent(), tiny_agent(VecNormalize(cartpole(4, 5), norm_reward=False), seed=5)
+    with pytest.warns(UserWarning, match="no obs_stats"):
+        two.set_parameters(one.get_parameters())
 
 
 def test_older_parameters_without_a_scale_load_with_a_warning() -> None:

@@ -116,6 +116,7 @@ class LiveSettings(OnPolicyAlgorithm):
     env_timeout = Setting()
     torch_threads = Setting()
 
+    seed = Fixed("its random streams have begun; build another agent with it")
     policy_kwargs = Fixed("the networks are there; build another agent with it")
     use_sde = Fixed("state-dependent exploration is not available")
     sde_sample_freq = Fixed("state-dependent exploration is not available")

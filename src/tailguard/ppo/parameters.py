@@ -63,14 +63,14 @@ class ParameterExchange(LiveSettings):
             )
         if self.env is None:
             states.pop("obs_stats", None)  # as in load: there is no normalizer yet
-        if "policy" in states:
-            self.warn_of_weights_alone(states)
         given = isinstance(load_path_or_dict, Mapping)
         place, kind = ("The state given", StateError) if given else (load_path_or_dict, CheckpointError)
         with refusing(place, "the parameters", kind), unchanged_on_error(self.named_parameters):
             refuse_unsound(states, named, self.config)
             for name, state in states.items():
                 named[name].load_state_dict(state)
+        if "policy" in states:
+            self.warn_of_weights_alone(states)
 
     def warn_of_weights_alone(self, states: Mapping[str, Any]) -> None:
         """Weights without the scales they go with: this agent's own stay, and say something else of them."""
@@ -79,7 +79,8 @@ class ParameterExchange(LiveSettings):
             "risk": self.config.risk.mode == "episode",
             "obs_stats": self.obs_stats.normalizer is not None,
         }
-        kept = [name for name in OF_THE_WEIGHTS if acts[name] and name not in states]
+        raw = states.get("obs_stats") == {"present": False}  # weights that saw observations as they are
+        kept = [name for name in OF_THE_WEIGHTS if acts[name] and (name not in states or (raw and name == "obs_stats"))]
         if kept:
             warnings.warn(
                 f"The parameters hold no {' and no '.join(kept)}: this agent's own stay, and its values, or what it "
