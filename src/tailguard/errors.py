@@ -63,6 +63,10 @@ class RunError(TailguardError, RuntimeError):
     """A run folder that cannot be used now: another process writes it, or it cannot be written."""
 
 
+class EnvStepError(TailguardError, RuntimeError):
+    """An environment raised an error in step or reset; names the environment, and that error is the cause."""
+
+
 class EnvWorkerError(TailguardError, RuntimeError):
     """A worker process of an environment died or no longer answers; names the environment."""
 

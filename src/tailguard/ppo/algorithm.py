@@ -26,6 +26,7 @@ from tailguard.policy import RecurrentPolicy
 from tailguard.ppo.bundle_checks import refuse_networks_beyond_memory
 from tailguard.ppo.config import PPOConfig
 from tailguard.ppo.hindsight import make_hindsight
+from tailguard.ppo.interruption import named_stop
 from tailguard.ppo.objective import Knobs
 from tailguard.ppo.randomness import Randomness
 from tailguard.ppo.risk import make_risk
@@ -42,6 +43,7 @@ from tailguard.ppo.watch import TradingSample, calibration_figures, explained_va
 from tailguard.rollout import RolloutBuffer, SequenceBatch
 from tailguard.rollout.advantages import normalize_valid
 from tailguard.rollout.collect import Judges, Live, collect_steps
+from tailguard.rollout.contract import watched_environments
 from tailguard.rollout.sequences import Choice, minibatches, reserve, sequences_of
 from tailguard.rollout.targets import return_law_samples, rewards_to_go
 from tailguard.rollout.workers import watch_workers
@@ -158,7 +160,10 @@ class DistributionalPPO(BundledAlgorithm):
         if silent:  # SB3's own logger would write nothing either, into a new temporary folder
             self._logger = Logger(None, [])
         self._custom_logger |= silent
-        with self.obs_stats.frozen():  # the first observations must not move the statistics either
+        with (
+            watched_environments(self.env),
+            self.obs_stats.frozen(),
+        ):  # the first observations must not move the statistics either
             prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         self._custom_logger &= not silent
         if resets or self.live is None:
@@ -177,12 +182,10 @@ class DistributionalPPO(BundledAlgorithm):
         progress_bar: bool = False,
     ) -> Self:
         """Train for at least `total_timesteps` environment steps; arguments as in SB3."""
-        try:
+        with named_stop(self):
             return super().learn(
                 total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
             )
-        finally:
-            self.in_update = False  # a rollout that was broken off is forgotten
 
     def collect_rollouts(  # type: ignore[override]
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int

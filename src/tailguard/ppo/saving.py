@@ -55,6 +55,8 @@ class BundledAlgorithm(ParameterExchange):
     live: Live | None
     in_update: bool
     n_reserve_all_masked: int
+    saved_at: Path | None = None
+    """The bundle that was last written, or that it came from."""
 
     def build_policy(self) -> RecurrentPolicy:
         """The networks of this configuration, fresh; of the same shapes as those of every agent it describes."""
@@ -141,7 +143,7 @@ class BundledAlgorithm(ParameterExchange):
             "frozen": frozen_names(self.policy),
             "policy_class": class_name(type(self.policy)),
         }
-        write_bundle(path, agent, {**about, **written})
+        self.saved_at = write_bundle(path, agent, {**about, **written})
 
     def session(self, scheduled: bool) -> dict[str, Any] | None:
         """Where training stands; None when the environment cannot say and nothing restarts here."""
@@ -292,6 +294,7 @@ class BundledAlgorithm(ParameterExchange):
             freeze_as_saved(model.policy, manifest)
             migrate(tree, manifest["schema_version"], model.parts(), path)
             model.load_parts(tree["parts"], optional=() if env is not None else ("obs_stats",))
+        model.saved_at = Path(path)
         return model, tree, manifest
 
     def drop_inert_for_space(self, path: Any) -> None:

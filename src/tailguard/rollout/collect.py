@@ -19,6 +19,7 @@ from tailguard.normalization import Affine, ObservationStatistics
 from tailguard.policy import RecurrentPolicy, State
 from tailguard.rollout.advantages import advantages, successor_values, through_invalid
 from tailguard.rollout.buffer import Floats, RolloutBuffer, all_finite, require_finite
+from tailguard.rollout.contract import watched_step
 from tailguard.rollout.opinions import Opinion, listener
 
 StepHook = Callable[[dict[str, Any]], bool]
@@ -60,6 +61,7 @@ def collect_steps(
     raw_observations = []
     buffer.reset()
     acting, head = policy.acting(buffer.n_steps, buffer.n_envs, generator), policy.action_head
+    step = watched_step(env)
     while not buffer.full:
         if np.count_nonzero(live.starts):
             live.actor_state = live.actor_state.keep(torch.from_numpy(~live.starts).float().to(policy.device))
@@ -67,7 +69,7 @@ def collect_steps(
             buffer.actor_states.append(live.actor_state)
         obs = policy.flat_array(live.observations)
         action, state = acting.act(buffer.position, obs, live.actor_state)
-        new_obs, rewards, dones, infos = env.step(head.sent(action))
+        new_obs, rewards, dones, infos = step(head.sent(action))
         raw = obs_stats.original()
         dones = check_step(new_obs if raw is None else raw, rewards, dones, buffer)
         t = buffer.add(obs, action, live.starts, rewards)
