@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tailguard.errors import EnvContractError, EnvStepError, EnvWorkerError, NonFiniteError
-from tailguard.rollout.collect import Live
 
 OF_ENVIRONMENTS = (EnvContractError, EnvStepError, EnvWorkerError, NonFiniteError)
 
@@ -19,7 +18,6 @@ class Interrupted(Protocol):
     num_timesteps: int
     saved_at: Path | None
     in_update: bool
-    live: Live | None
     _last_obs: Any
 
 
@@ -33,7 +31,7 @@ def named_stop(agent: Interrupted) -> Iterator[None]:
     try:
         yield
     except OF_ENVIRONMENTS as error:
-        agent.live = agent._last_obs = None
+        agent._last_obs = None
         saved = "nothing has been saved yet" if agent.saved_at is None else f"the last checkpoint is {agent.saved_at}"
         raise type(error)(f"{error} Training stopped at step {agent.num_timesteps:,}; {saved}.") from error
     finally:
