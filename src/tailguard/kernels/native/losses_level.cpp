@@ -137,7 +137,7 @@ static void actor_block(ShardTask &task, const Block &block, const int64_t *chos
         }
         Sample sample{task, block.outputs[last] + size_t(m) * stride, task.actions + at * task.n_actions, inverse_std, 0, 0};
         sample.evaluate();
-        const double log_ratio = float(sample.log_prob) - task.log_probs[at], gain = task.advantages[at];
+        const double log_ratio = sample.log_prob - task.log_probs[at], gain = task.advantages[at];
         const double ratio = std::exp(log_ratio), low = 1.0 - task.clip_range, high = 1.0 + task.clip_range;
         const double bounded = ratio < low ? low : ratio > high ? high : ratio;
         const bool pulls = ratio * gain <= bounded * gain;  // otherwise the bound counts, and it has no slope

@@ -198,7 +198,12 @@ void dense_backward(const Layout &layout, const Packed &packed, const float *x, 
         if (gradient) {
             for (int j = 0; j < width; j += LANES) {
                 vec sum = load(gradient->bias[k] + j);
-                for (int m = 0; m < rows; ++m) sum += load(d_out + size_t(m) * width + j);
+                for (int m = 0; m < rows;) {
+                    vec some = {};  // sums of sums: one after the other, thousands of rows would lose digits
+                    for (const int end = m + 64 < rows ? m + 64 : rows; m < end; ++m)
+                        some += load(d_out + size_t(m) * width + j);
+                    sum += some;
+                }
                 store(gradient->bias[k] + j, sum);
             }
             product({d_out, width, true}, {entry, entry_stride, PANEL}, gradient->dense[k], in_width, dense.outputs,
