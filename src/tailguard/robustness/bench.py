@@ -7,7 +7,7 @@ bench.to_json()
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from tailguard.robustness.prices import Features
 Load = Callable[[int], DistributionalPPO]
 """From a seed to the agent in fresh episodes of that seed."""
 Say = Callable[[str], object]
+Row = Callable[[str, str, Point], object]
+"""Told the name and unit of an attack, and what it left at one size."""
 
 BOUND_STEPS = 64
 """Steps of the unharmed path at which the bound is proven."""
@@ -52,35 +54,74 @@ class AttackConfig(Config):
 
 
 def attack_agent(
-    load: Load, config: AttackConfig, features: Features | None = None, say: Say = lambda text: None
+    load: Load,
+    config: AttackConfig,
+    features: Features | None = None,
+    say: Say = lambda text: None,
+    row: Row = lambda name, unit, point: None,
+    kept: MutableMapping[str, Played] | None = None,
 ) -> AttackRecord:
-    """Every attack at every size on every seed. `features` computes what a market agent is shown from bars."""
+    """Every attack at every size on every seed.
+
+    features: computes what a market agent is shown from bars
+    say:      is told after every attack, size and seed
+    row:      is given a point of a curve as soon as all its seeds are done
+    kept:     episodes that were played before, by attack, size and seed: they are not played again
+    """
+    kept = {} if kept is None else kept
     attacks = [attack_named(name) for name in config.attacks]
     if not attacks:
         raise ConfigError("No attack is named. Give at least one, such as mad.")
     seeds = range(config.first_seed, config.first_seed + config.seeds)
-    clean = point_of(0.0, [play(load(seed), nobody, config.episodes, seed) for seed in seeds], config.alpha)
+    unharmed = [
+        once(kept, f"nobody/0/{seed}/{config.episodes}", lambda s=seed: play(load(s), nobody, config.episodes, s))  # type: ignore[misc]
+        for seed in seeds
+    ]
+    clean = point_of(0.0, unharmed, config.alpha)
     say("nobody")
+    row("nobody", "", clean)
     curves = [
-        Curve(each.name, each.unit, each.meaning, (clean, *points_of(each, load, config, features, say)))
+        Curve(each.name, each.unit, each.meaning, (clean, *points_of(each, load, config, features, say, row, kept)))
         for each in attacks
     ]
     bounds = bounds_of(load(config.first_seed), config)
     return AttackRecord(config.alpha, config.seeds, config.episodes, tuple(curves), bounds)
 
 
-def points_of(attack: Attack, load: Load, config: AttackConfig, features: Features | None, say: Say) -> Iterator[Point]:
+def once(kept: MutableMapping[str, Played], key: str, played: Callable[[], Played]) -> Played:
+    """What was kept under a key, or what is played now and kept."""
+    if key not in kept:
+        kept[key] = played()
+    return kept[key]
+
+
+def points_of(
+    attack: Attack,
+    load: Load,
+    config: AttackConfig,
+    features: Features | None,
+    say: Say,
+    row: Row,
+    kept: MutableMapping[str, Played],
+) -> Iterator[Point]:
     """One attack at every size."""
     options: dict[str, Any] = {"steps": config.steps} if attack.learned else {}
     options |= {"features": features} if attack.of_prices else {}
     for size in sorted(set(config.bps if attack.of_prices else config.epsilons) - {0.0}):
         played = []
         for seed in range(config.first_seed, config.first_seed + config.seeds):
-            agent = load(seed)
-            attacker = make_attack(attack.name, agent, size, seed, **options)
-            played.append(play(agent, attacker, config.episodes, seed))
+
+            def attacked(size: float = size, seed: int = seed) -> Played:
+                agent = load(seed)
+                attacker = make_attack(attack.name, agent, size, seed, **options)
+                return play(agent, attacker, config.episodes, seed)
+
+            trained = f"/{config.steps}" if attack.learned else ""
+            played.append(once(kept, f"{attack.name}/{size!r}/{seed}/{config.episodes}{trained}", attacked))
             say(f"{attack.name} {size:g}")
-        yield point_of(size, played, config.alpha)
+        point = point_of(size, played, config.alpha)
+        row(attack.name, attack.unit, point)
+        yield point
 
 
 def point_of(size: float, played: list[Played], alpha: float) -> Point:

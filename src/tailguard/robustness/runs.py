@@ -15,8 +15,10 @@ from tailguard.experiment import DataTask, Experiment, PresetTask, saved_experim
 from tailguard.market.features import FeatureSet
 from tailguard.ppo import DistributionalPPO
 from tailguard.robustness.attacks import ATTACKS
-from tailguard.robustness.bench import AttackConfig, Load, Say, attack_agent, write_record
+from tailguard.robustness.bench import AttackConfig, Load, Row, Say, attack_agent, write_record
 from tailguard.robustness.prices import Features
+from tailguard.robustness.progress import FILE as PROGRESS_FILE
+from tailguard.robustness.progress import KeptEpisodes, agent_digest
 from tailguard.run import RunFolder, newest_checkpoint
 
 MOST_ENVS = 32
@@ -30,8 +32,13 @@ def default_attacks(experiment: Experiment) -> tuple[str, ...]:
     )
 
 
-def attack_run(folder: RunFolder, config: AttackConfig, say: Say = lambda text: None) -> AttackRecord:
-    """Attack the newest agent of a run and write the record into its folder."""
+def attack_run(
+    folder: RunFolder,
+    config: AttackConfig,
+    say: Say = lambda text: None,
+    row: Row = lambda name, unit, point: None,
+) -> AttackRecord:
+    """Attack the newest agent of a run and write the record into its folder; what an earlier call did is kept."""
     folder.require_single_agent()
     experiment = trained_experiment(folder, newest_checkpoint(folder))
     features = features_of(experiment)
@@ -40,7 +47,8 @@ def attack_run(folder: RunFolder, config: AttackConfig, say: Say = lambda text: 
             f"The run trained on {experiment.task.name!r}, which has no bars, so nobody can move its prices. Leave out "
             "the attacks whose names begin with price."
         )
-    record = attack_agent(loader(folder, experiment, config.episodes), config, features, say)
+    kept = KeptEpisodes(folder.path / PROGRESS_FILE, agent_digest(newest_checkpoint(folder)))
+    record = attack_agent(loader(folder, experiment, config.episodes), config, features, say, row, kept)
     write_record(record, record_file(folder))
     return record
 
