@@ -8,6 +8,7 @@ import sys
 import pytest
 
 HEAVY = ("torch", "numba", "scipy", "matplotlib", "pandas", "stable_baselines3", "tensorboard", "ray", "rich", "jinja2")
+BY_SB3 = {"torch", "stable_baselines3", "tensorboard", "rich"}
 
 
 @pytest.mark.parametrize(
@@ -15,7 +16,9 @@ HEAVY = ("torch", "numba", "scipy", "matplotlib", "pandas", "stable_baselines3",
     [
         ("import tailguard", set()),
         ("import tailguard.market, tailguard.market.oracles", set()),
-        ("import tailguard.env", {"torch", "stable_baselines3", "tensorboard", "rich"}),  # all by way of SB3's VecEnv
+        ("import tailguard.env", BY_SB3),
+        ("from tailguard import DistributionalPPO", BY_SB3 | {"numba", "scipy"}),  # scipy by way of numba
+        ("import tailguard.cli.demo", BY_SB3 | {"numba", "scipy", "jinja2"}),
     ],
 )
 def test_importing_brings_nothing_heavy_along(line: str, allowed: set[str]) -> None:

@@ -8,7 +8,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -106,10 +105,10 @@ def forget(out: Path) -> None:
 
 def draw(curve: LearningCurve, best: float, final: float, path: Path) -> None:
     """Reward while learning, beside the optimum and the final deterministic policy."""
-    matplotlib.use("svg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
-    figure, axes = pyplot.subplots(figsize=(7.0, 3.2), layout="constrained")
+    figure = Figure(figsize=(7.0, 3.2), layout="constrained")
+    axes = figure.subplots()
     axes.plot(np.array(curve.steps) / 1e3, curve.reward_bps, color="#3b6ea8", label="while exploring")
     axes.axhline(best, color="#2a7f4f", linestyle="--", label="best possible")
     axes.plot(curve.steps[-1] / 1e3, final, "o", color="#c0392b", label="trained agent, out of sample")
@@ -119,4 +118,3 @@ def draw(curve: LearningCurve, best: float, final: float, path: Path) -> None:
     axes.legend(frameon=False, fontsize=8)
     axes.grid(alpha=0.25)
     figure.savefig(path)
-    pyplot.close(figure)

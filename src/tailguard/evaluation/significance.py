@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtr, ndtri
 
 from tailguard.errors import ConfigError
+from tailguard.losses.normal import normal_cdf, normal_quantile
 
 Array = npt.NDArray[np.float64]
 
@@ -150,14 +150,16 @@ def probabilistic_sharpe(
     if n_bars < 2:
         return 0.5
     spread = 1.0 - skew * sharpe_per_bar + (kurtosis - 1.0) / 4.0 * sharpe_per_bar**2
-    return float(ndtr((sharpe_per_bar - against_per_bar) * sqrt(n_bars - 1) / sqrt(max(spread, 1e-12))))
+    return float(normal_cdf((sharpe_per_bar - against_per_bar) * sqrt(n_bars - 1) / sqrt(max(spread, 1e-12))))
 
 
 def expected_best_sharpe(n_trials: float, trial_variance: float) -> float:
     """Largest Sharpe ratio to expect among n_trials without skill; the unit is that of the root of the variance."""
     if n_trials <= 1.0:
         return 0.0
-    highest = (1.0 - EULER) * ndtri(1.0 - 1.0 / n_trials) + EULER * ndtri(1.0 - 1.0 / (n_trials * e))
+    highest = (1.0 - EULER) * normal_quantile(1.0 - 1.0 / n_trials) + EULER * normal_quantile(
+        1.0 - 1.0 / (n_trials * e)
+    )
     return float(sqrt(trial_variance) * highest)
 
 
@@ -183,7 +185,7 @@ def min_track_record_bars(sharpe_per_bar: float, skew: float, kurtosis: float, c
     if sharpe_per_bar <= 0.0:
         return float("inf")
     spread = 1.0 - skew * sharpe_per_bar + (kurtosis - 1.0) / 4.0 * sharpe_per_bar**2
-    return 1.0 + spread * float(ndtri(confidence) / sharpe_per_bar) ** 2
+    return 1.0 + spread * float(normal_quantile(confidence) / sharpe_per_bar) ** 2
 
 
 # --- choosing among trials

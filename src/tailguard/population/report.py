@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from jinja2 import Environment
 from markupsafe import Markup
 
@@ -180,7 +179,9 @@ def subplots(n: int) -> tuple[Any, list[Any]]:
 
 def rendered(figure: Any) -> str:
     """The figure as SVG text, the same bits for the same data."""
-    with matplotlib.rc_context({"svg.hashsalt": "tailguard", "svg.fonttype": "none"}):
+    from matplotlib import rc_context
+
+    with rc_context({"svg.hashsalt": "tailguard", "svg.fonttype": "none"}):
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue()
