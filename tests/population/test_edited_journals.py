@@ -75,6 +75,7 @@ def first_report(lines: list[bytes]) -> int:
         ({"event": ["report"]}, "expected text"),
         ({"bundle": "../../etc"}, "bundle is '../../etc', and this segment writes 'member-0"),
         ({"bundle": 3}, "bundle is '3'; expected text"),
+        ({"bundle": None}, "bundle is null beside the score"),
         ({"figures": {"a": "b"}}, "figures is .*; expected an object of numbers"),
         ({"alerts": [1]}, "alerts is .*; expected an object"),
         (

@@ -47,6 +47,8 @@ def contradiction(scheduler: PBTScheduler, line: Mapping[str, Any], event: Event
         return None
     if event.bundle is not None and event.bundle != bundle_name(event.member, event.round):
         return f"bundle is {event.bundle[:60]!r}, and this segment writes {bundle_name(event.member, event.round)!r}"
+    if event.bundle is None and line["score"] is not None:
+        return f"bundle is null beside the score {line['score']!r}, and only a segment that diverged writes none"
     member = scheduler.members[event.member]
     if member.running != event.round or scheduler.finished:
         return None  # a straggler that nobody waited for any more
