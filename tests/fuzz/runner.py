@@ -24,6 +24,8 @@ from queue import Empty, Queue
 from typing import Any
 
 FINDINGS = ("traceback", "crash", "late", "wrong load")
+STARVED = 6
+"""Limits of wall time after which an answer is late also when the process had no processor."""
 MEMORY = 12 * 2**30
 """Bytes of addresses that a worker may use: what asks for more ends in a MemoryError, not with the machine."""
 
@@ -112,17 +114,20 @@ def watched(module: str, seed: int, numbers: Sequence[int], limit_s: float, star
         ]
         for reader in readers:
             reader.start()
-        kind, patience = "", start_s
+        kind, patience, waited, spent = "", start_s, 0.0, 0.0
         while rest:
             try:
                 line = lines.get(timeout=patience)
             except Empty:
+                waited += patience
+                if waited < STARVED * patience and cpu_seconds(worker.pid) - spent < patience:
+                    continue  # the machine is busy with others: it had no chance to answer
                 kind = "late"
                 break
             if line is None:
                 kind = "crash"
                 break
-            patience = limit_s
+            patience, waited, spent = limit_s, 0.0, cpu_seconds(worker.pid)
             if line.strip() != b"ready":
                 yield Result(**json.loads(line))
                 rest.pop(0)
@@ -137,6 +142,15 @@ def watched(module: str, seed: int, numbers: Sequence[int], limit_s: float, star
             words = b"".join(part for part in said if part).decode(errors="replace")[-2000:]
             name = surfaces_in(module)[rest[0] % len(surfaces_in(module))].name
             yield Result(rest.pop(0), name, kind, f"exit code {worker.returncode}\n{words}", limit_s)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process has used; 0 where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def apart(numbers: Sequence[int]) -> int:
