@@ -7,6 +7,7 @@ A table per surface; `early` is refused before or while it was parsed, `late` af
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -32,6 +33,7 @@ def main() -> int:
         return 0
     if said.case is not None:
         with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
+            os.chdir(scratch)
             print(one_case(surfaces_in(said.module), said.seed, said.case, Path(scratch)))
         return 0
     began = time.monotonic()
