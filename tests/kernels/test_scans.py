@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from tailguard.kernels.reference import scans as reference
-from tailguard.kernels.scans import reverse_scan, walk_periods
+from tailguard.kernels.scans import reverse_scan
 
 
 def test_reverse_scan_equals_its_reference_bit_by_bit() -> None:
@@ -33,20 +32,3 @@ def test_a_reverse_scan_is_a_sum_from_the_last_step_to_the_first() -> None:
 def test_an_infinite_sum_does_not_reach_the_episode_before_it() -> None:
     terms, carried = np.array([[1.0], [2.0], [np.inf]]), np.array([[0.5], [0.0], [0.5]])
     np.testing.assert_array_equal(reverse_scan(terms, carried, np.zeros(1))[:, 0], [2.0, 2.0, np.inf])
-
-
-@pytest.mark.parametrize("horizon", [0, 1, 4])
-def test_walk_periods_equals_its_reference_bit_by_bit(horizon: int) -> None:
-    rng = np.random.default_rng(1)
-    for _ in range(30):
-        n_steps, n_envs = int(rng.integers(0, 40)), int(rng.integers(1, 9))
-        rewards, before = rng.normal(size=(n_steps, n_envs)), rng.normal(size=n_envs)
-        terminated, truncated = rng.uniform(size=(2, n_steps, n_envs)) < 0.15
-        elapsed = rng.integers(0, 3, n_envs).astype(float)
-        sums, steps = np.full((2, n_steps + 1, n_envs), np.nan)
-        ended, cut = np.zeros((2, n_steps, n_envs), np.bool_)
-        sums[0], steps[0] = before, elapsed
-        reference.walk_periods(rewards, terminated, truncated, horizon, sums, steps, ended, cut)
-        walked = walk_periods(rewards, terminated, truncated, horizon, before, elapsed)
-        for found, expected in zip(walked, (sums, steps, ended, cut), strict=True):
-            np.testing.assert_array_equal(found, expected)

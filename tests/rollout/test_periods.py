@@ -76,3 +76,32 @@ def test_the_stream_of_a_period_telescopes_to_its_tail_term(alpha: float, nu: fl
 def test_only_steps_below_the_threshold_are_felt() -> None:
     stream = risk_rewards(np.array([[-1.0], [-1.0], [1.0]]), np.array([[2.0], [1.0], [0.0]]), 0.5, 0.1)
     np.testing.assert_allclose(stream[:, 0], [0.0, -5.0, 5.0])
+
+
+@pytest.mark.parametrize("horizon", [None, 1, 4])
+def test_periods_are_walked_step_by_step(horizon: int | None) -> None:
+    """Bit for bit, also where a period had begun long ago and where a reward before it is no number."""
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        n_steps, n_envs = int(rng.integers(1, 40)), int(rng.integers(1, 9))
+        rewards, so_far = rng.normal(size=(n_steps, n_envs)), rng.normal(size=n_envs)
+        rewards[rng.uniform(size=rewards.shape) < 0.02] = np.nan
+        terminated, truncated = rng.uniform(size=(2, n_steps, n_envs)) < 0.15
+        elapsed = rng.integers(0, 6, n_envs).astype(float)
+        periods = walk_periods(rewards, terminated, truncated, so_far, elapsed, horizon)
+        returns, lengths = [], []
+        for t, n in np.ndindex(n_steps, n_envs):
+            after, count = periods.so_far[t, n] + rewards[t, n], periods.elapsed[t, n] + 1.0
+            end = terminated[t, n] or (truncated[t, n] if horizon is None else count >= horizon)
+            assert periods.ended[t, n] == end
+            assert periods.cut[t, n] == (truncated[t, n] and not end)
+            over = end or truncated[t, n]
+            expected = (0.0, 0.0) if over else (after, count)
+            np.testing.assert_array_equal((periods.so_far[t + 1, n], periods.elapsed[t + 1, n]), expected)
+            if end:
+                returns.append(after)
+                lengths.append(count)
+        np.testing.assert_array_equal(periods.so_far[0], so_far)
+        np.testing.assert_array_equal(periods.elapsed[0], elapsed)
+        np.testing.assert_array_equal(periods.returns, returns)
+        np.testing.assert_array_equal(periods.lengths, lengths)

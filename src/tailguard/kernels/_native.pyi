@@ -40,16 +40,6 @@ def quantile_huber(
     n_threads: int,
 ) -> None: ...
 def reverse_scan(terms: Float64s, carried: Float64s, last: Float64s, sums: Float64s) -> None: ...
-def walk_periods(
-    rewards: Float64s,
-    terminated: Bools,
-    truncated: Bools,
-    horizon: int,
-    so_far: Float64s,
-    elapsed: Float64s,
-    ended: Bools,
-    cut: Bools,
-) -> None: ...
 def close_bar(
     accounts: tuple[Any, ...],
     action: Float64s,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailguard.kernels import scans
+from tailguard.kernels.scans import reverse_scan
 
 Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
@@ -35,8 +35,27 @@ def walk_periods(
     A termination completes a period however short it is, so that ruin counts. A truncation completes an episode; inside
     a named horizon it only cuts the period, whose return stays unknown.
     """
-    before, steps, ended, cut = scans.walk_periods(rewards, terminated, truncated, horizon or 0, so_far, elapsed)
-    return Periods(before, steps, ended, cut, (before[:-1] + rewards)[ended], (steps[:-1] + 1.0)[ended])
+    position = np.arange(1.0, len(rewards) + 1.0)[:, None]  # steps since the rollout began
+    ends = np.where(terminated | truncated, position, 0.0)
+    begun = shifted(np.maximum.accumulate(ends, axis=0), np.zeros(len(so_far)))[:-1]  # where each episode did
+    inherited = elapsed if horizon is None else np.minimum(elapsed, horizon - 1.0)
+    position = position - begun + np.where(begun == 0.0, inherited, 0.0)  # steps of the episode, this one included
+    if horizon is not None:
+        position = position % horizon
+    ended = terminated | (truncated if horizon is None else position == 0.0)
+    cut = truncated & ~ended
+    over = ended | cut
+    kept = shifted(~over, np.zeros(len(so_far), np.bool_))[:-1]
+    terms = np.concatenate([rewards[:1] + so_far, rewards[1:]])
+    returns = reverse_scan(terms[::-1], kept[::-1], np.zeros(len(so_far)))[::-1]  # X after each step
+    before = shifted(np.where(over, 0.0, returns), so_far)
+    steps = shifted(np.where(over, 0.0, position), elapsed)
+    return Periods(before, steps, ended, cut, returns[ended], (steps[:-1] + 1.0)[ended])
+
+
+def shifted(rows: NDArray[Any], first: NDArray[Any]) -> NDArray[Any]:
+    """(T + 1, N) rows one step later, after `first` (N,)."""
+    return np.concatenate([first[None], rows])
 
 
 def risk_rewards(rewards: Floats, so_far: Floats, threshold: float, alpha: float) -> Floats:

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Float64s = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 def reverse_scan(terms: Float64s, carried: Float64s, last: Float64s) -> Float64s:
@@ -23,26 +22,3 @@ def reverse_scan(terms: Float64s, carried: Float64s, last: Float64s) -> Float64s
             column.append(after)
         sums[::-1, n] = column
     return sums
-
-
-def walk_periods(
-    rewards: Float64s,
-    terminated: Bools,
-    truncated: Bools,
-    horizon: int,
-    so_far: Float64s,
-    elapsed: Float64s,
-    ended: Bools,
-    cut: Bools,
-) -> None:
-    """Fill the rows after the first of so_far and elapsed (T + 1, N), and ended and cut (T, N).
-
-    horizon: steps of a period; 0 for the episode
-    """
-    for t in range(len(rewards)):
-        after, count = so_far[t] + rewards[t], elapsed[t] + 1.0
-        complete = count >= horizon if horizon else truncated[t]
-        ended[t] = terminated[t] | complete
-        cut[t] = truncated[t] & ~ended[t]
-        over = ended[t] | cut[t]
-        so_far[t + 1], elapsed[t + 1] = np.where(over, 0.0, after), np.where(over, 0.0, count)
