@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 from itertools import pairwise
@@ -80,6 +82,19 @@ def test_a_gated_step_is_that_of_the_reference(seed: int) -> None:
         assert torch.equal(mine.gradient, before.gradient)
 
 
+@pytest.mark.parametrize("options", [{}, {"minmax": True}, {"protect_weights": False}], ids=str)
+def test_the_number_of_threads_changes_no_bit(options: dict[str, bool]) -> None:
+    rng = np.random.default_rng(0)
+    parts = [random_part(rng, size, moments=True) for size in (200_001, 70_000)]
+    results = []
+    for n_threads in (1, 2, 3, 7):
+        own = [copied(part) for part in parts]
+        gates = door.gated_step(own, **{**OPTIONS, **options}, n_threads=n_threads)
+        results.append([torch.tensor(gates, dtype=torch.float64), *(t for part in own for t in tensors(part))])
+    for result in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True))
+
+
 @BOTH
 def test_the_gate_is_accurate_to_a_millionth_and_exactly_one_at_zero(step: Any) -> None:
     """Utilities are given, and a unit of noise on weights of zero moves each by its gate."""
@@ -141,24 +156,22 @@ def test_a_step_after_which_a_number_is_not_finite_is_left_out_on_request(step: 
 @BOTH
 @pytest.mark.parametrize("changes", [{}, {"eps": 1e-38}, {"rate": 1e30}])
 def test_a_step_that_stays_in_range_is_taken(step: Any, changes: dict[str, float]) -> None:
-    """With an eps of nothing the first bound, moment over eps, is beyond all numbers; the direction itself is not."""
+    """With an eps of nothing a moment over eps would be beyond all numbers; the direction itself is not."""
     part = random_part(np.random.default_rng(0), 100, True, **changes)
     twin = copied(part)
     assert step([part], **{**OPTIONS, "finite_only": True}) is not None
     step([twin], **OPTIONS)
-    assert torch.equal(part.weights, twin.weights)
+    assert_close(part.weights, twin.weights, rtol=1e-4, atol=1e-6)
 
 
 @needs_the_core
-def test_arrays_of_another_size_are_refused_and_others_are_not_copied_unnoticed() -> None:
+def test_tensors_of_another_size_are_refused_before_anything_is_written() -> None:
     part = random_part(np.random.default_rng(0), 100, True)
-    with pytest.raises(ValueError, match="size of their parameter"):
-        door.gated_step([part._replace(first=torch.zeros(99))], **OPTIONS)
-    arrays = [tensor.numpy() for tensor in (part.weights, part.gradient, part.utility)]
-    with pytest.raises(TypeError, match="incompatible function arguments"):
-        kernels.native().gated_step(
-            [(arrays[0].astype(np.float64), *arrays[1:], None, None, None)], [part.numbers], False, True, False, False
-        )
+    before = copied(part)
+    for name in ("gradient", "utility", "first", "second"):
+        with pytest.raises(ValueError, match="tensors of 100 elements"):
+            door.gated_step([part, part._replace(**{name: torch.zeros(99)})], **OPTIONS)
+    assert all(torch.equal(a, b) for a, b in zip(tensors(part), tensors(before), strict=True))
 
 
 def test_a_parameter_that_is_not_contiguous_moves_all_the_same() -> None:
@@ -197,37 +210,94 @@ def test_cuts_outside_of_the_values_are_refused(cuts: list[int]) -> None:
         door.squared_norms(torch.ones(5000), np.array(cuts))
 
 
-def random_blocks(rng: np.random.Generator, n_tensors: int) -> tuple[ObservedBlocks, int]:
+def random_blocks(rng: np.random.Generator, n_tensors: int) -> ObservedBlocks:
     """Some blocks with gaps between them, of lengths beside those of lanes; a tensor has one to four."""
-    per_tensor = rng.integers(1, 5, size=n_tensors)
-    lengths = rng.choice([1, 5, 63, 64, 65, 300], size=per_tensor.sum())
-    starts = np.cumsum(lengths + rng.integers(0, 9, size=len(lengths))) - lengths
-    blocks = ObservedBlocks(starts, lengths, np.concatenate([[0], np.cumsum(per_tensor)]))
-    return blocks, int(starts[-1] + lengths[-1])
+    starts, lengths, sizes = [], [], []
+    for _ in range(n_tensors):
+        own = rng.choice([1, 5, 63, 64, 65, 300], size=rng.integers(1, 5))
+        starts.append(np.cumsum(own + rng.integers(0, 9, size=len(own))) - own)
+        lengths.append(own)
+        sizes.append(starts[-1][-1] + own[-1] + rng.integers(0, 9))
+    firsts = np.cumsum([0, *map(len, lengths)])
+    return ObservedBlocks(np.array(sizes), np.concatenate(starts), np.concatenate(lengths), firsts)
+
+
+def nothing_seen(blocks: ObservedBlocks) -> tuple[Tensor, np.ndarray]:
+    return torch.zeros(int(blocks.observed.sum())), np.zeros((3, len(blocks.sizes)))
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_an_observed_gradient_moves_means_as_the_reference_says(seed: int) -> None:
+def test_observed_gradients_move_averages_as_the_reference_says(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    n_tensors = int(rng.integers(1, 6))
-    blocks, size = random_blocks(rng, n_tensors)
-    gradient = torch.from_numpy(rng.normal(size=size).astype(np.float32))
-    weights = np.where(rng.random(n_tensors) < 0.8, rng.random(n_tensors), 0.0)
-    mean = torch.from_numpy(rng.normal(size=blocks.sizes.sum()).astype(np.float32))
-    ours, theirs = torch.empty_like(mean), torch.empty_like(mean)
-    found = door.observe_gradient(gradient, blocks, weights, mean, ours)
-    places = blocks.places_on(gradient.device)
-    expected = reference.observe_gradient(gradient, places, blocks.sizes, weights, mean, theirs)
-    assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    assert_close(theirs[: blocks.sizes[0]], torch.lerp(mean, gradient[places], float(weights[0]))[: blocks.sizes[0]])
+    blocks = random_blocks(rng, int(rng.integers(1, 6)))
+    n = len(blocks.sizes)
+    gradients = [torch.from_numpy(rng.normal(size=size).astype(np.float32)) for size in blocks.sizes]
+    seen = rng.random(n) < 0.8
+    mean = torch.from_numpy(rng.normal(size=blocks.observed.sum()).astype(np.float32))
+    kept = np.stack([*(rng.random((2, n)) * 100), rng.integers(0, 50, size=n)])
+    found = torch.empty_like(mean), np.empty_like(kept)
+    given = [gradient if here else None for gradient, here in zip(gradients, seen, strict=True)]
+    door.observe_gradients(given, blocks, 0.9, (mean, kept), found)
+    flat = torch.cat([gradient * bool(here) for gradient, here in zip(gradients, seen, strict=True)])
+    expected = reference.observe_gradient(flat, blocks.places, blocks.observed, seen, 0.9, mean, kept)
+    assert_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-5)
+    np.testing.assert_array_equal(found[1][:, ~seen], kept[:, ~seen])
+    np.testing.assert_array_equal(found[1][2, seen], kept[2, seen] + 1)
+    flat[torch.from_numpy(np.repeat(~seen, blocks.sizes))] = np.nan  # nobody looks there
+    in_one = torch.empty_like(mean), np.empty_like(kept)
+    door.observe_gradients([flat], blocks, 0.9, (mean, kept), in_one, np.flatnonzero(~seen).tolist())
+    assert torch.equal(in_one[0], found[0])
+    np.testing.assert_array_equal(in_one[1], found[1])
+
+
+def test_averages_are_bias_corrected_from_the_first_observation_on() -> None:
+    """With a window of 1 / (1 - beta) steps the first gradient counts whole, the second 1 / (1 + beta)."""
+    blocks, beta = ObservedBlocks(np.array([2]), np.array([0]), np.array([2]), np.array([0, 1])), 0.9
+    states = [nothing_seen(blocks) for _ in range(3)]
+    for gradient, before, after in zip(([1.0, 2.0], [3.0, 4.0]), states[:2], states[1:], strict=True):
+        door.observe_gradients([torch.tensor(gradient)], blocks, beta, before, after)
+    assert_close(states[1][0], torch.tensor([1.0, 2.0]))
+    np.testing.assert_allclose(states[1][1].ravel(), [5.0, 5.0, 1.0])
+    weight = 1.0 / (1.0 + beta)
+    mean = torch.tensor([1.0, 2.0]) + weight * 2.0
+    assert_close(states[2][0], mean)
+    power, signal = 5.0 + weight * (25.0 - 5.0), float(mean.square().sum())
+    np.testing.assert_allclose(states[2][1].ravel(), [power, signal, 2.0], rtol=1e-6)
 
 
 @needs_the_core
-def test_blocks_outside_of_the_gradient_are_refused() -> None:
-    blocks = ObservedBlocks(np.array([0, 60]), np.array([50, 50]), np.array([0, 2]))
-    with pytest.raises(ValueError, match="do not fit"):
-        door.observe_gradient(torch.ones(100), blocks, np.ones(1), torch.zeros(100), torch.zeros(100))
+def test_gradients_of_another_size_blocks_outside_of_tensors_and_averages_of_another_shape_are_refused() -> None:
+    layout = np.array([110]), np.array([0, 60]), np.array([50, 50])
+    blocks = ObservedBlocks(*layout, np.array([0, 2]))
+    mean, kept = nothing_seen(blocks)
+
+    def observe(gradient: Tensor, mean: Tensor, kept: np.ndarray) -> None:
+        door.observe_gradients([gradient], blocks, 0.9, (mean, kept), (mean.clone(), kept.copy()))
+
+    with pytest.raises(ValueError, match=r"need \[110\] elements"):
+        observe(torch.ones(100), mean, kept)
+    with pytest.raises(ValueError, match="mean has shape"):
+        observe(torch.ones(110), torch.zeros(99), kept)
+    with pytest.raises(ValueError, match="kept has shape"):
+        observe(torch.ones(110), mean, np.zeros((3, 2)))
+    with pytest.raises(ValueError, match="do not fit their tensors"):
+        ObservedBlocks(*layout, np.array([0, 1]))
+    with pytest.raises(ValueError, match="do not fit their tensors"):
+        ObservedBlocks(np.array([109]), *layout[1:], np.array([0, 2]))
+
+
+def test_blocks_can_be_copied_and_pickled() -> None:
+    blocks = random_blocks(np.random.default_rng(0), 3)
+    gradient, before, results = torch.randn(int(blocks.sizes.sum())), nothing_seen(blocks), []
+    pickled = pickle.loads(pickle.dumps(blocks))  # noqa: S301 (our own)
+    for own in (blocks, copy.deepcopy(blocks), pickled):
+        after = nothing_seen(blocks)
+        door.observe_gradients([gradient], own, 0.9, before, after)
+        results.append(after)
+    for result in results[1:]:
+        assert torch.equal(result[0], results[0][0])
+        np.testing.assert_array_equal(result[1], results[0][1])
 
 
 @needs_the_core
@@ -237,7 +307,8 @@ def test_older_instruction_sets_take_the_same_step(level: str) -> None:
         "import numpy as np; from tailguard.kernels import native; rng = np.random.default_rng(0)\n"
         "arrays = [rng.normal(size=10_001).astype(np.float32) for _ in range(6)]; np.square(arrays[4], out=arrays[4])\n"
         "numbers = (0.01, 1.0, 0.1, 0.1, 0.99, 0.9, 0.999, 1e-8, 3.0)\n"
-        "print(native().gated_step([tuple(arrays)], [numbers], False, True, False, True))\n"
+        "part = (10_001, *(array.ctypes.data for array in arrays))\n"
+        "print(native().gated_step([part], [numbers], False, True, True, 1))\n"
         "print(float(arrays[0] @ rng.normal(size=10_001)))"
     )
 

@@ -40,6 +40,21 @@ def test_native_core_and_reference_agree(ours, options):
     assert gates[0] == pytest.approx(gates[1], abs=5e-6)
 
 
+@pytest.mark.parametrize("ours", [UPGD, AdaptiveUPGD])
+def test_a_step_on_several_threads_changes_no_bit(ours):
+    weights = []
+    for n_threads in (1, 3):
+        torch.manual_seed(0)
+        param = nn.Parameter(torch.randn(300_000))
+        optimizer = ours([param], generator=torch.Generator().manual_seed(0))
+        optimizer.n_threads = n_threads
+        for _ in range(3):
+            param.grad = torch.randn_like(param)
+            optimizer.step()
+        weights.append(param.detach())
+    assert torch.equal(*weights)
+
+
 @pytest.mark.parametrize("statistic", ["elementwise", "mean", "norm"])
 def test_scaler_statistics_do_not_depend_on_the_path_or_the_cut(statistic):
     """Tensors in the native core, the same in double in torch, and one flat tensor with segments."""

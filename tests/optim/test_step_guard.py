@@ -115,6 +115,19 @@ def test_a_guard_keeps_its_memory_and_follows_a_loaded_state() -> None:
     assert_same(everything(optimizer), before)
 
 
+def test_a_parameter_of_another_size_finds_room() -> None:
+    """As the flat one has while some of its weights are frozen."""
+    (param,), guard = parameters()[1:], StepGuard()
+    optimizer = SGD([param], lr=0.1)
+    assert guard.step(optimizer)
+    param.grad = None
+    param.data = param.data[:100].clone()
+    param.grad = torch.full((100,), float("inf"))
+    before = param.detach().clone()
+    assert not guard.step(optimizer)
+    assert torch.equal(param.detach(), before)
+
+
 def test_the_family_steps_beyond_all_bounds_where_nobody_guards_it() -> None:
     """As every torch optimizer does."""
     optimizer = AdaptiveUPGD(parameters(), lr=0.1)

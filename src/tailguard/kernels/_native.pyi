@@ -1,5 +1,6 @@
 """Signatures of the extension module (native/*.cpp); tailguard.kernels is its only caller."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -69,22 +70,23 @@ def follow(
     held: Float64s,
 ) -> int: ...
 def gated_step(
-    parts: list[tuple[NDArray[np.float32] | None, ...]],
-    numbers: list[tuple[float, ...]],
+    parts: Sequence[tuple[int, ...]],
+    numbers: Sequence[tuple[float, ...]],
     minmax: bool,
     protect_weights: bool,
-    adaptive_noise: bool,
     finite_only: bool,
+    n_threads: int,
 ) -> float | None: ...
-def squared_norms(values: NDArray[np.float32], cuts: NDArray[np.int64], squares: Float64s) -> None: ...
-def observe_gradient(
-    gradient: NDArray[np.float32],
-    starts: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    firsts: NDArray[np.int64],
-    weights: Float64s,
-    mean: NDArray[np.float32],
-    new_mean: NDArray[np.float32],
-    power: Float64s,
-    signal: Float64s,
-) -> None: ...
+def squared_norms(values: Floats, cuts: Ints) -> list[float]: ...
+
+class GradientObserver:
+    def __init__(self, sizes: Ints, starts: Ints, lengths: Ints, firsts: Ints) -> None: ...
+    def observe(
+        self,
+        addresses: NDArray[np.uint64],
+        beta: float,
+        mean: Floats,
+        kept: Float64s,
+        new_mean: Floats,
+        new_kept: Float64s,
+    ) -> None: ...

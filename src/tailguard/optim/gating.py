@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -56,9 +57,7 @@ class GatedOptimizer(Optimizer):
                 )
         self.gate, self.protect, self.adaptive_noise, self.fused = gate, protect, bool(adaptive_noise), bool(fused)
         self.noise = NoisePool(generator)
-        self.mean_gate = 1.0
-        self.finite_only = False
-        self.step_taken = True
+        self.mean_gate, self.finite_only, self.step_taken, self.n_threads = 1.0, False, True, 1
         params = list(params)
         if not params:
             raise ConfigError(
@@ -69,9 +68,11 @@ class GatedOptimizer(Optimizer):
     mean_gate: float
     """Mean gate of the last step: the learning rate it used, in units of the nominal one."""
     finite_only: bool
-    """Whether a step after which a weight or an average would not be finite is left out (see `guarded_step`)."""
+    """Whether a step after which a weight or an average would not be finite is left out (see `StepGuard`)."""
     step_taken: bool
     """Whether the last step was taken; False only with `finite_only`."""
+    n_threads: int
+    """Threads that a native step of many weights may use; its results do not depend on their number."""
 
     def add_param_group(self, param_group: Group) -> None:
         check_hyperparameters(type(self).__name__, {**self.defaults, **param_group})
@@ -80,7 +81,6 @@ class GatedOptimizer(Optimizer):
             if not param.is_floating_point():
                 raise ConfigError(f"{type(self).__name__} needs real floating point parameters, found {param.dtype}.")
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step: update the averages, compare every utility with the best, move along the gated direction."""
         loss = None
@@ -91,7 +91,7 @@ class GatedOptimizer(Optimizer):
         parts, self.step_taken = self._parts(), True
         if not parts:
             return loss
-        step = kernels.gated_step if self.fused else reference.gated_step
+        step = partial(kernels.gated_step, n_threads=self.n_threads) if self.fused else reference.gated_step
         gates = step(
             list(parts.values()),
             minmax=self.gate == "minmax",
@@ -128,9 +128,7 @@ class GatedOptimizer(Optimizer):
                         "other. Build the embedding with sparse=False."
                     )
                 state = self.state.get(param, {})
-                utility, *moments = (
-                    state[name] if state else torch.zeros_like(param, requires_grad=False) for name in self.buffers
-                )
+                utility, *moments = (state[name] if state else torch.zeros_like(param) for name in self.buffers)
                 first, second = moments or (None, None)
                 noise = self.noise.read(param.device, param.dtype)[start:place] if noisy else None
                 numbers = self._numbers(group, state.get("step", 0) + 1, sign)
@@ -214,7 +212,7 @@ class GatedOptimizer(Optimizer):
             vars(self).update(state.pop("modes"))
             noise, self.noise = state.pop("noise"), NoisePool()
             self.noise.load_state_dict(noise)
-            self.mean_gate, self.finite_only, self.step_taken = 1.0, False, True
+            self.mean_gate, self.finite_only, self.step_taken, self.n_threads = 1.0, False, True, 1
         super().__setstate__(state)
 
 

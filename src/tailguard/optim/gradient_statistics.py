@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Any, Literal
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tailguard.errors import ConfigError, StateError
-from tailguard.kernels.optimizer import Float64s, Int64s, ObservedBlocks, observe_gradient
+from tailguard.kernels.optimizer import Float64s, Int64s, ObservedBlocks, observe_gradients
 
 Statistic = Literal["elementwise", "mean", "norm"]
 
@@ -19,6 +20,8 @@ SAMPLING = ((2**13, 1024, 1), (2**17, 64, 4), (2**62, 256, 8))
 elements says nearly what the sum over all says. The slot of a block moves by the golden section, so that rows and
 columns mix evenly."""
 GOLDEN_SECTION = 0.6180339887498949
+POWER, SIGNAL, COUNT = range(3)
+"""Rows of what is kept of K tensors: average sum of squares, sum of squares of the mean, observations."""
 ROUNDING = 1e-6  # a mean below this share of the gradient's size is what rounding leaves of a sum that cancels
 
 
@@ -32,11 +35,10 @@ def observed_blocks(size: int) -> Int64s:
 
 
 def blocks_of(sizes: Int64s) -> ObservedBlocks:
-    """The observed blocks of tensors of these sizes that lie one after another."""
+    """The observed blocks of tensors of these sizes."""
     blocks = [observed_blocks(size) for size in sizes]
-    firsts = np.cumsum([0, *(block.shape[1] for block in blocks)])
-    starts = np.concatenate([begin + block[0] for begin, block in zip(np.cumsum(sizes) - sizes, blocks, strict=True)])
-    return ObservedBlocks(starts, np.concatenate([block[1] for block in blocks]), firsts)
+    starts, lengths = np.concatenate(blocks, axis=1)
+    return ObservedBlocks(sizes, starts, lengths, np.cumsum([0, *(block.shape[1] for block in blocks)]))
 
 
 class GradientStatistics:
@@ -72,23 +74,23 @@ class GradientStatistics:
                 )
             sizes = list(segments)
         self.sizes = np.array(sizes, dtype=np.int64)  # (K,)
-        self.tensors_of_each = len(sizes) // len(self.params)  # K of a flat parameter, 1 otherwise
 
     def reset(self) -> None:
         """Forget everything seen."""
-        n, elementwise = self.sizes.size, self.statistic == "elementwise"
-        self.blocks = blocks_of(self.sizes)
+        n = self.sizes.size
+        elementwise = self.statistic == "elementwise"
+        # one number per tensor is observed like a tensor of one element
+        self.blocks = blocks_of(self.sizes if elementwise else np.ones(n, dtype=np.int64))
         wide = not elementwise or any(param.dtype == torch.float64 for param in self.params)
         # element-wise means live beside the gradients, one number per tensor lives on the host
         self.mean = torch.zeros(
-            int(self.blocks.sizes.sum()) if elementwise else n,
+            int(self.blocks.observed.sum()),
             dtype=torch.float64 if wide else torch.float32,
             device=self.params[0].device if elementwise else "cpu",
         )
-        self.new_mean = torch.zeros_like(self.mean)
-        self.power, self.signal = np.zeros(n), np.zeros(n)  # averaged sum of squares; sum of squares of the mean
-        self.counts = np.zeros(n)  # observations of each tensor
-        self.observation: tuple[Float64s, Float64s, Float64s] | None = None  # weights, power and signal, for `commit`
+        self.kept = np.zeros((3, n))  # power, signal and count
+        self.next = torch.zeros_like(self.mean), np.zeros((3, n))  # both as `commit` takes them over
+        self.observed = False
         self.left_out: list[int] = []  # of the K tensors: frozen ones, of which nothing is measured for the time being
 
     def observe(self) -> None:
@@ -96,55 +98,33 @@ class GradientStatistics:
         gradients = [param.grad for param in self.params]
         if any(gradient is not None and gradient.layout != torch.strided for gradient in gradients):
             raise ConfigError("VarianceGradientScaler needs dense gradients. Build the embedding with sparse=False.")
-        self.observation = None
-        present = [gradient is not None for gradient in gradients]
-        if not any(present):
+        self.observed = any(gradient is not None for gradient in gradients)
+        if not self.observed:
             return
-        weights = (1.0 - self.beta) / (1.0 - self.beta ** (self.counts + 1.0))
-        if not all(present):
-            weights[~np.repeat(present, self.tensors_of_each)] = 0.0
-        weights[self.left_out] = 0.0
-        gradient = self.flat(gradients, self.params)
-        if self.statistic == "elementwise":
-            power, signal = observe_gradient(gradient, self.blocks, weights, self.mean, self.new_mean)
-        else:
-            values = self.tensor_values(gradient)
-            torch.lerp(self.mean, values, torch.from_numpy(weights), out=self.new_mean)
-            power, signal = values.numpy() ** 2, self.new_mean.numpy() ** 2
-        self.observation = weights, power, signal
+        if self.statistic != "elementwise":
+            gradients = self.tensor_values(gradients)
+        observe_gradients(gradients, self.blocks, self.beta, (self.mean, self.kept), self.next, self.left_out)
 
-    @staticmethod
-    def flat(gradients: Sequence[Tensor | None], params: Sequence[Tensor]) -> Tensor:
-        """All gradients one after another, zeros where there is none (their weight is zero too)."""
-        found = [
-            param.new_zeros(param.numel()) if gradient is None else gradient.detach().reshape(-1)
-            for gradient, param in zip(gradients, params, strict=True)
-        ]
-        return found[0] if len(found) == 1 else torch.cat(found)
+    @torch.no_grad()
+    def tensor_values(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The mean or the norm of the gradient of each tensor."""
+        if len(gradients) == 1 and gradients[0] is not None:
+            gradients = torch.split(gradients[0].reshape(-1), self.sizes.tolist())
+        return [None if gradient is None else self.value_of(gradient.double()).cpu() for gradient in gradients]
 
-    def tensor_values(self, gradient: Tensor) -> Tensor:
-        """(K,) the mean or the norm of each tensor."""
-        gradient = gradient.double()
-        lengths = torch.from_numpy(self.sizes).to(gradient.device)
-        both = torch.stack([gradient, gradient.square()], dim=1)
-        sums, squares = torch.segment_reduce(both, "sum", lengths=lengths).cpu().T
-        sizes = torch.from_numpy(self.sizes)
-        means, size = sums / sizes, (squares / sizes).sqrt()
-        values: Tensor = squares.sqrt() if self.statistic == "norm" else means.where(means.abs() > ROUNDING * size, 0.0)
-        return values
+    def value_of(self, gradient: Tensor) -> Tensor:
+        mean, size = gradient.mean(), gradient.square().mean().sqrt()
+        value: Tensor = gradient.norm() if self.statistic == "norm" else mean.where(mean.abs() > ROUNDING * size, 0.0)
+        return value
 
     def commit(self) -> bool:
         """Take over the last observation; returns whether there was a finite one."""
-        observation, self.observation = self.observation, None
         # one bad gradient would stay in the averages for ever
-        if observation is None or not np.isfinite(observation[1].sum()):
-            return False
-        weights, power, signal = observation
-        self.power += weights * (power - self.power)
-        self.signal = np.where(weights > 0.0, signal, self.signal)
-        self.counts += weights > 0.0
-        self.mean, self.new_mean = self.new_mean, self.mean
-        return True
+        taken = self.observed and isfinite(self.next[1][POWER].sum())
+        if taken:
+            self.mean, self.kept, self.next = *self.next, (self.mean, self.kept)
+        self.observed = False
+        return taken
 
     def ratios(self) -> Float64s:
         """(K,) variance over squared mean, from the mean power and the power of the mean; 0 before two observations.
@@ -153,24 +133,25 @@ class GradientStatistics:
         around it misses that share, and a signal below it cannot be told from zero: it counts as that much. No ratio
         is larger than the window's effective samples.
         """
-        decayed = self.beta ** np.maximum(self.counts, 2.0)
+        power, signal, count = self.kept
+        decayed = self.beta ** np.maximum(count, 2.0)
         overlap = (1.0 - self.beta) * (1.0 + decayed) / ((1.0 + self.beta) * (1.0 - decayed))
-        known = (self.counts >= 2) & (self.power > self.signal) & (overlap < 1.0)
-        variance = np.where(known, self.power - self.signal, 0.0) / np.where(known, 1.0 - overlap, 1.0)
-        return variance / np.where(known, np.maximum(self.signal, overlap * variance), 1.0)
+        known = (count >= 2) & (power > signal) & (overlap < 1.0)
+        variance = np.where(known, power - signal, 0.0) / np.where(known, 1.0 - overlap, 1.0)
+        return variance / np.where(known, np.maximum(signal, overlap * variance), 1.0)
 
     def ratio(self) -> float:
         """Mean of the ratios weighted by tensor size, over the tensors seen at least twice."""
-        sizes = np.where(self.counts >= 2, self.sizes, 0)
+        sizes = np.where(self.kept[COUNT] >= 2, self.sizes, 0)
         return float(sizes @ self.ratios() / max(sizes.sum(), 1))
 
     def state_dict(self) -> dict[str, Any]:
         """What was committed; an observation that waits for its step is not state."""
         return {
             "sizes": self.sizes.tolist(),
-            "counts": torch.from_numpy(self.counts.astype(np.int64)),
-            "power": torch.from_numpy(self.power.copy()),
-            "signal": torch.from_numpy(self.signal.copy()),
+            "counts": torch.from_numpy(self.kept[COUNT].astype(np.int64)),
+            "power": torch.from_numpy(self.kept[POWER].copy()),
+            "signal": torch.from_numpy(self.kept[SIGNAL].copy()),
             "mean": self.mean.clone(),
         }
 
@@ -185,7 +166,6 @@ class GradientStatistics:
                     "or of another network."
                 )
         self.mean.copy_(state["mean"])
-        self.power, self.signal, self.counts = (
-            state[name].cpu().numpy().astype(np.float64) for name in ("power", "signal", "counts")
-        )
-        self.observation = None
+        for row, name in ((POWER, "power"), (SIGNAL, "signal"), (COUNT, "counts")):
+            self.kept[row] = state[name].cpu().numpy()
+        self.observed = False

@@ -19,7 +19,6 @@ class StepGuard:
     def __init__(self) -> None:
         self.copies: dict[Tensor, Tensor] = {}  # kept between steps: fresh memory costs more than copying
 
-    @torch.no_grad()
     def step(self, optimizer: Optimizer, factor: float = 1.0) -> bool:
         """`scaled_step`; returns whether it was taken. A step that was not taken has changed nothing.
 
@@ -32,9 +31,13 @@ class StepGuard:
             finally:
                 optimizer.finite_only = False
             return optimizer.step_taken
+        with torch.no_grad():
+            return self._step_or_put_back(optimizer, factor)
+
+    def _step_or_put_back(self, optimizer: Optimizer, factor: float) -> bool:
         states = {param: dict(optimizer.state.get(param, {})) for param in weights_of(optimizer)}
         tensors = tensors_of(optimizer)
-        self.copies = {t: self.copies[t] if t in self.copies else torch.empty_like(t) for t in tensors}
+        self.copies = {tensor: self._room_for(tensor) for tensor in tensors}
         copies = list(self.copies.values())
         torch._foreach_copy_(copies, tensors)
         scaled_step(optimizer, factor)
@@ -46,6 +49,10 @@ class StepGuard:
             if state:
                 optimizer.state[param] = state
         return False
+
+    def _room_for(self, tensor: Tensor) -> Tensor:
+        kept = self.copies.get(tensor)
+        return torch.empty_like(tensor) if kept is None or kept.shape != tensor.shape else kept
 
 
 def weights_of(optimizer: Optimizer) -> list[Tensor]:

@@ -1,228 +1,180 @@
-// Steps of the UPGD family and the noise of gradients (kernels/optimizer.py): what surrounds the loops over weights.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
+// A step of the UPGD family, norms of spans, and the noise of a gradient (kernels/optimizer.py).
+#include "optimizer.h"
+
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
-#include <optional>
-#include <stdexcept>
-#include <tuple>
-#include <vector>
 
+#include "arrays.h"
 #include "levels.h"
-#include "optimizer.h"
-
-namespace nb = nanobind;
+#include "pool.h"
 
 DECLARE_LEVELS(OptimizerLoops, optimizer_loops)
 
 namespace tailguard {
 
-static const OptimizerLoops &best_loops() {
+static const OptimizerLoops &loops() {
     static const OptimizerLoops &chosen = BEST_LEVEL(optimizer_loops);
     return chosen;
 }
 
-using Floats = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
-using ConstFloats = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
-using Doubles = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ConstDoubles = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ConstPlaces = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-// weights, gradient, utility, first and second moment, noise; and its rate, decay, l2, sigma, beta of utility and
-// moments, eps and step
-using PartArrays = std::tuple<Floats, ConstFloats, Floats, std::optional<Floats>, std::optional<Floats>,
-                              std::optional<ConstFloats>>;
+// Number of weights, and addresses of weights, gradient, utility, moments and noise (0: none), all float32; an array
+// object for each would take longer to make than a small step. kernels/optimizer.py looks at them before.
+using PartArrays = std::tuple<size_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t>;
+// Rate, decay, l2, sigma, betas of utility and moments, eps and step
 using PartNumbers = std::array<double, 9>;
 
-constexpr std::size_t SHARE = 8192;        // weights that are worked on at a time: what is added up does not depend on
-                                           // who works
-constexpr double LARGEST = 3e38;           // a little below what float32 can hold
-constexpr double LARGEST_NOISE = 8.0;      // standard deviations that a float32 generator of normal numbers can reach
+constexpr size_t SHARE = 8192;          // weights that one task works on: what is added up does not depend on threads
+constexpr size_t WORTH_A_THREAD = 16;   // shares; below, waking a thread takes longer than it saves
+constexpr double LARGEST = 3e38;        // a little below the largest float32
+constexpr double LARGEST_NOISE = 8.0;   // no generator of normal numbers in float32 goes as far
 
 static GatedPart part_of(const PartArrays &arrays, const PartNumbers &numbers) {
-    const auto &[weights, gradient, utility, first, second, noise] = arrays;
+    const auto [size, weights, gradient, utility, first, second, noise] = arrays;
     const auto [rate, decay, l2, sigma, beta_utility, beta1, beta2, eps, step] = numbers;
-    const std::size_t size = weights.size();
-    const auto fits = [&](const auto &array) { return !array || array->size() == size; };
-    if (gradient.size() != size || utility.size() != size || !fits(first) || !fits(second) || !fits(noise) ||
-        first.has_value() != second.has_value())
-        throw std::invalid_argument("gated_step: gradient, averages and noise need the size of their parameter.");
+    const auto at = [](uintptr_t address) { return reinterpret_cast<float *>(address); };
     const double root = std::sqrt(1.0 - std::pow(beta2, step));
-    GatedPart part{};
-    part.size = size;
-    part.weights = weights.data();
-    part.gradient = gradient.data();
-    part.utility = utility.data();
-    part.first = first ? first->data() : nullptr;
-    part.second = second ? second->data() : nullptr;
-    part.noise = noise && sigma != 0.0 ? noise->data() : nullptr;
-    part.keep_utility = 1.0 - beta_utility;
-    part.keep_first = 1.0 - beta1;
-    part.keep_second = 1.0 - beta2;
-    part.rate = rate;
-    part.decay = decay;
-    part.l2 = l2;
-    part.sigma = sigma;
-    part.scale = root / (1.0 - std::pow(beta1, step));
-    part.eps = eps * root;
-    part.correction = 1.0 - std::pow(beta_utility, step);
-    return part;
+    return {size, at(weights), at(gradient), at(utility), at(first), at(second), sigma != 0.0 ? at(noise) : nullptr,
+            float(1.0 - beta_utility), float(1.0 - beta1), float(1.0 - beta2), float(rate), float(decay), float(l2),
+            float(sigma), float(root / (1.0 - std::pow(beta1, step))), float(eps * root),
+            1.0 - std::pow(beta_utility, step)};
 }
 
-// One call per share of every part: work(part, begin and end of the share, its number).
-template <typename Work>
-static void for_shares(const std::vector<GatedPart> &parts, Work work) {
-    std::size_t number = 0;
-    for (const GatedPart &part : parts)
-        for (std::size_t begin = 0; begin < part.size; begin += SHARE)
-            work(part, begin, std::min(begin + SHARE, part.size), number++);
-}
-
-static void include(Survey &whole, const Survey &share) {
-    whole.lowest = std::min(whole.lowest, share.lowest);
-    whole.highest = std::max(whole.highest, share.highest);
-    for (auto size : {&Survey::weight, &Survey::gradient, &Survey::new_utility, &Survey::first, &Survey::second})
-        whole.*size = std::max(whole.*size, share.*size);
-}
-
-// Whether all numbers of a part are finite after a step along a direction of at most this size.
-static bool stays_finite(const GatedPart &part, const Survey &survey, double direction) {
-    const double gradient = value_of(survey.gradient) + part.l2 * value_of(survey.weight);
+// Whether no number of a part can leave float32, judged by the largest that is there
+static bool stays_finite(const GatedPart &part, double largest) {
+    const double gradient = largest * (1.0 + part.l2);
+    const double direction = part.first ? part.scale * gradient / part.eps : gradient;
     const double step = 2.0 * (direction + std::abs(double(part.sigma)) * LARGEST_NOISE);  // no gate is above 2
-    const double weight = part.decay * value_of(survey.weight) + part.rate * step;
-    const double square = part.first ? gradient * gradient : gradient;
-    const auto fits = [](double size) { return size <= LARGEST; };  // false for NaN
-    return fits(value_of(survey.new_utility)) && fits(value_of(survey.first)) && fits(value_of(survey.second)) &&
-           fits(square) && fits(step) && fits(weight);
+    const double weight = part.decay * largest + part.rate * step;
+    return gradient * gradient <= LARGEST && step <= LARGEST && weight <= LARGEST;  // false for NaN
 }
 
-// A bound that costs nothing: Adam's direction is at most the moment over eps.
-static double direction_bound(const GatedPart &part, const Survey &survey) {
-    const double gradient = value_of(survey.gradient) + part.l2 * value_of(survey.weight);
-    return part.first ? part.scale * std::max(value_of(survey.first), gradient) / part.eps : gradient;
-}
-
-// The gate's argument is (utility - centre) / width; an infinite width switches the gate off: exactly 1.
-static std::pair<double, double> gate_range(double low, double high, bool minmax) {
-    if (!minmax) return {0.0, high > 0.0 ? high : INFINITY};  // no weight is of use: none is protected
-    // utilities that differ by rounding alone are equal, whatever their size
-    const double rounding = 8.0 * std::numeric_limits<float>::epsilon() * std::max(std::abs(low), std::abs(high));
-    return {(high + low) / 2.0, high - low > rounding ? (high - low) / 2.0 : INFINITY};
-}
-
-// Returns the sum of the gates; nothing, and changes nothing, where `finite_only` and a number might not stay finite.
+// Returns the sum of the gates; nothing, and changes nothing, where `finite_only` and a number might not stay finite
 static std::optional<double> gated_step(const std::vector<PartArrays> &arrays, const std::vector<PartNumbers> &numbers,
-                                        bool minmax, bool protect_weights, bool adaptive_noise, bool finite_only) {
-    if (arrays.size() != numbers.size()) throw std::invalid_argument("gated_step: a part without numbers.");
+                                        bool minmax, bool protect_weights, bool finite_only, int n_threads) {
+    struct Share {
+        GatedPart *part;
+        size_t begin, end;
+        Survey survey;
+        double gates;
+    };
+    if (arrays.size() != numbers.size()) throw std::invalid_argument("gated_step: every part needs its numbers.");
     std::vector<GatedPart> parts;
-    std::size_t n_shares = 0, n_weights = 0;
-    for (std::size_t k = 0; k < arrays.size(); ++k) {
-        parts.push_back(part_of(arrays[k], numbers[k]));
-        n_weights += parts.back().size;
-        n_shares += (parts.back().size + SHARE - 1) / SHARE;
-    }
+    for (size_t k = 0; k < arrays.size(); ++k) parts.push_back(part_of(arrays[k], numbers[k]));
+    std::vector<Share> shares;
+    for (GatedPart &part : parts)
+        for (size_t begin = 0; begin < part.size; begin += SHARE)
+            shares.push_back({&part, begin, std::min(begin + SHARE, part.size), {}, 0.0});
+
     const nb::gil_scoped_release unlocked;
-    const OptimizerLoops &loops = best_loops();
+    const int n_shares = int(shares.size());
+    if (shares.size() < WORTH_A_THREAD) n_threads = 1;
+    parallel(n_shares, n_threads, [&](int i) {
+        Share &share = shares[i];
+        share.survey = loops().survey(*share.part, share.begin, share.end);
+    });
 
-    std::vector<Survey> surveys(n_shares);
-    for_shares(parts, [&](const GatedPart &part, std::size_t begin, std::size_t end, std::size_t i) {
-        surveys[i] = loops.survey(part, begin, end);
-    });
-    std::vector<Survey> of_part(parts.size());
-    for_shares(parts, [&](const GatedPart &part, std::size_t, std::size_t, std::size_t i) {
-        include(of_part[&part - parts.data()], surveys[i]);
-    });
     double low = INFINITY, high = -INFINITY;
-    for (std::size_t k = 0; k < parts.size(); ++k) {
-        low = std::min(low, of_part[k].lowest / parts[k].correction);
-        high = std::max(high, of_part[k].highest / parts[k].correction);
+    for (const Share &share : shares) {
+        if (finite_only && !stays_finite(*share.part, share.survey.largest)) return std::nullopt;
+        low = std::min(low, share.survey.lowest / share.part->correction);
+        high = std::max(high, share.survey.highest / share.part->correction);
     }
-    const auto [centre, width] = gate_range(low, high, minmax);
-
-    bool in_range = true;
-    for (std::size_t k = 0; k < parts.size(); ++k)
-        in_range = in_range && stays_finite(parts[k], of_part[k], direction_bound(parts[k], of_part[k]));
-    if (adaptive_noise || (finite_only && !in_range)) {
-        std::vector<DirectionSize> sizes(n_shares);
-        for_shares(parts, [&](const GatedPart &part, std::size_t begin, std::size_t end, std::size_t i) {
-            sizes[i] = loops.direction_size(part, begin, end);
-        });
-        double power = 0.0;
-        Magnitude largest = 0;
-        for (const DirectionSize &size : sizes) {
-            power += size.power;
-            largest = std::max(largest, size.largest);
-        }
-        in_range = true;
-        for (std::size_t k = 0; k < parts.size(); ++k) {
-            if (adaptive_noise) parts[k].sigma *= std::sqrt(power / n_weights);
-            in_range = in_range && stays_finite(parts[k], of_part[k], value_of(largest));
-        }
+    // The gate's argument is (utility - centre) / width; an infinite width switches the gate off: exactly 1
+    double centre = 0.0, width = high > 0.0 ? high : INFINITY;  // no weight is of use: none is protected
+    if (minmax) {
+        // utilities that differ by rounding alone are equal, whatever their size
+        const double rounding = 8.0 * std::numeric_limits<float>::epsilon() * std::max(std::abs(low), std::abs(high));
+        centre = (high + low) / 2.0;
+        width = high - low > rounding ? (high - low) / 2.0 : INFINITY;
     }
-    if (finite_only && !in_range) return std::nullopt;
 
-    std::vector<double> gates(n_shares);
-    for_shares(parts, [&](const GatedPart &part, std::size_t begin, std::size_t end, std::size_t i) {
-        gates[i] = loops.move(part, begin, end, float(centre * part.correction), float(width * part.correction),
-                              protect_weights);
+    parallel(n_shares, n_threads, [&](int i) {
+        Share &share = shares[i];
+        const double correction = share.part->correction;
+        share.gates = loops().move(*share.part, share.begin, share.end, float(centre * correction),
+                                   float(width * correction), protect_weights);
     });
-    double sum = 0.0;
-    for (double share : gates) sum += share;
-    return sum;
+    double gates = 0.0;
+    for (const Share &share : shares) gates += share.gates;
+    return gates;
 }
 
-static void squared_norms(ConstFloats values, ConstPlaces cuts, Doubles squares) {
-    const std::size_t n = squares.size();
-    if (cuts.size() != n + 1) throw std::invalid_argument("squared_norms: n spans need n + 1 cuts.");
-    for (std::size_t k = 0; k < n; ++k) {
-        const std::int64_t begin = cuts.data()[k], end = cuts.data()[k + 1];
-        if (begin < 0 || end < begin || std::size_t(end) > values.size())
-            throw std::invalid_argument("squared_norms: cuts must not fall, and lie within the values.");
-        squares.data()[k] = best_loops().squared_norm(values.data() + begin, end - begin);
-    }
+static std::vector<double> squared_norms(Array<const float> values, Array<const int64_t> cuts) {
+    const int64_t n = int64_t(cuts.size()) - 1, *cut = cuts.data();
+    if (n < 0 || cut[0] < 0 || cut[n] > int64_t(values.size()) || !std::is_sorted(cut, cut + n + 1))
+        throw std::invalid_argument("squared_norms: cuts must not fall, and lie within the values.");
+    std::vector<double> squares;
+    for (int64_t k = 0; k < n; ++k) squares.push_back(loops().squared_norm(values.data() + cut[k], cut[k + 1] - cut[k]));
+    return squares;
 }
 
-static void observe_gradient(ConstFloats gradient, ConstPlaces starts, ConstPlaces lengths, ConstPlaces firsts,
-                             ConstDoubles weights, ConstFloats mean, Floats new_mean, Doubles power, Doubles signal) {
-    const std::size_t n_tensors = weights.size(), n_blocks = starts.size();
-    const std::int64_t *first = firsts.data();
-    bool fits = firsts.size() == n_tensors + 1 && power.size() == n_tensors && signal.size() == n_tensors &&
-                lengths.size() == n_blocks && new_mean.size() == mean.size() && first[0] == 0 &&
-                std::size_t(first[n_tensors]) == n_blocks && std::is_sorted(first, first + n_tensors + 1);
-    std::size_t observed = 0;
-    for (std::size_t b = 0; fits && b < n_blocks; ++b) {
-        const std::int64_t start = starts.data()[b], length = lengths.data()[b];
-        fits = start >= 0 && length >= 0 && std::size_t(start + length) <= gradient.size();
-        observed += length;
+// Which blocks of the gradients of some tensors are observed
+class GradientObserver {
+  public:
+    GradientObserver(Array<const int64_t> sizes, Array<const int64_t> starts, Array<const int64_t> lengths,
+                     Array<const int64_t> firsts)
+        : starts_(starts.data(), starts.data() + starts.size()),
+          lengths_(lengths.data(), lengths.data() + lengths.size()),
+          firsts_(firsts.data(), firsts.data() + firsts.size()) {
+        const size_t n = sizes.size(), n_blocks = starts_.size();
+        bool fits = lengths_.size() == n_blocks && firsts_.size() == n + 1 && firsts_[0] == 0 &&
+                    firsts_[n] == int64_t(n_blocks) && std::is_sorted(firsts_.begin(), firsts_.end());
+        for (size_t k = 0; fits && k < n; ++k)
+            for (int64_t b = firsts_[k]; b < firsts_[k + 1]; n_observed_ += lengths_[b++])
+                fits = fits && starts_[b] >= 0 && lengths_[b] >= 0 && starts_[b] + lengths_[b] <= sizes.data()[k];
+        if (!fits) throw std::invalid_argument("GradientObserver: the blocks do not fit their tensors.");
     }
-    if (!fits || observed != mean.size())
-        throw std::invalid_argument("observe_gradient: blocks, means and gradient do not fit.");
-    std::size_t place = 0;
-    for (std::size_t k = 0; k < n_tensors; ++k) {
-        const Observed tensor{gradient.data(), starts.data() + first[k], lengths.data() + first[k],
-                              std::size_t(first[k + 1] - first[k]), mean.data() + place, new_mean.data() + place,
-                              float(weights.data()[k])};
-        best_loops().observe(tensor, power.data()[k], signal.data()[k]);
-        for (std::int64_t b = first[k]; b < first[k + 1]; ++b) place += lengths.data()[b];
+
+    // Fills what the means and the rows power, signal and count of `kept` become with the float32 gradients at these
+    // addresses, one for each tensor; nothing changes of one without (0)
+    void observe(Array<const uint64_t> addresses, double beta, Array<const float> mean, Array<const double> kept,
+                 Array<float> new_mean, Array<double> new_kept) const {
+        const int64_t n = int64_t(firsts_.size()) - 1;
+        expect(addresses, "addresses", {n}), expect(kept, "kept", {3, n}), expect(new_kept, "new_kept", {3, n});
+        expect(mean, "mean", {n_observed_}), expect(new_mean, "new_mean", {n_observed_});
+        int64_t place = 0;
+        for (int64_t k = 0; k < n; ++k) {
+            const double power = kept.data()[k], signal = kept.data()[n + k], count = kept.data()[2 * n + k];
+            double &new_power = new_kept.data()[k], &new_signal = new_kept.data()[n + k];
+            const int64_t first = firsts_[k], last = firsts_[k + 1], begin = place;
+            for (int64_t b = first; b < last; ++b) place += lengths_[b];
+            const auto gradient = reinterpret_cast<const float *>(addresses.data()[k]);
+            if (gradient) {
+                const double weight = (1.0 - beta) / (1.0 - std::pow(beta, count + 1.0));
+                loops().observe({gradient, starts_.data() + first, lengths_.data() + first, size_t(last - first),
+                                 mean.data() + begin, new_mean.data() + begin, float(weight)},
+                                new_power, new_signal);
+                new_power = power + weight * (new_power - power);
+            } else {
+                std::copy(mean.data() + begin, mean.data() + place, new_mean.data() + begin);
+                new_power = power, new_signal = signal;
+            }
+            new_kept.data()[2 * n + k] = count + (gradient != nullptr);
+        }
     }
-}
+
+  private:
+    std::vector<int64_t> starts_, lengths_, firsts_;
+    int64_t n_observed_ = 0;
+};
 
 void bind_optimizer(nb::module_ &module) {
-    module.def("gated_step", &gated_step, nb::arg("parts").noconvert(), nb::arg("numbers"), nb::arg("minmax"),
-               nb::arg("protect_weights"), nb::arg("adaptive_noise"), nb::arg("finite_only"));
-    module.def("squared_norms", &squared_norms, nb::arg("values").noconvert(), nb::arg("cuts").noconvert(),
-               nb::arg("squares").noconvert(), nb::call_guard<nb::gil_scoped_release>());
-    module.def("observe_gradient", &observe_gradient, nb::arg("gradient").noconvert(), nb::arg("starts").noconvert(),
-               nb::arg("lengths").noconvert(), nb::arg("firsts").noconvert(), nb::arg("weights").noconvert(),
-               nb::arg("mean").noconvert(), nb::arg("new_mean").noconvert(), nb::arg("power").noconvert(),
-               nb::arg("signal").noconvert(), nb::call_guard<nb::gil_scoped_release>());
+    const nb::call_guard<nb::gil_scoped_release> unlocked;
+    module.def("gated_step", &gated_step, nb::arg("parts"), nb::arg("numbers"), nb::arg("minmax"),
+               nb::arg("protect_weights"), nb::arg("finite_only"), nb::arg("n_threads"));
+    module.def("squared_norms", &squared_norms, nb::arg("values").noconvert(), nb::arg("cuts").noconvert(), unlocked);
+    nb::class_<GradientObserver>(module, "GradientObserver")
+        .def(nb::init<Array<const int64_t>, Array<const int64_t>, Array<const int64_t>, Array<const int64_t>>(),
+             nb::arg("sizes"), nb::arg("starts"), nb::arg("lengths"), nb::arg("firsts"))
+        .def("observe", &GradientObserver::observe, nb::arg("addresses").noconvert(), nb::arg("beta"),
+             nb::arg("mean").noconvert(), nb::arg("kept").noconvert(), nb::arg("new_mean").noconvert(),
+             nb::arg("new_kept").noconvert(), unlocked);
 }
 
 }  // namespace tailguard

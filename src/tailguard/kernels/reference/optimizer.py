@@ -14,6 +14,7 @@ from torch import Tensor
 
 Int64s = NDArray[np.int64]
 Float64s = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
 class StepNumbers(NamedTuple):
@@ -42,6 +43,7 @@ class GatedPart(NamedTuple):
     numbers: StepNumbers
 
 
+@torch.no_grad()
 def gated_step(
     parts: Sequence[GatedPart], *, minmax: bool, protect_weights: bool, adaptive_noise: bool, finite_only: bool
 ) -> float | None:
@@ -63,7 +65,7 @@ def gated_step(
     centre, width = gate_range(utilities, minmax)
     moments = [moments_of(part) for part in parts]
     directions = [direction_of(part, *new) for part, new in zip(parts, moments, strict=True)]
-    noise_size = root_mean_square(directions) if adaptive_noise else 1.0
+    unit = root_mean_square(directions) if adaptive_noise else 1.0
 
     weights, total = [], 0.0
     for part, utility, direction in zip(parts, utilities, directions, strict=True):
@@ -71,7 +73,7 @@ def gated_step(
         gate = 2.0 * torch.sigmoid(-(utility - centre) / width)
         step = gate * direction if protect_weights else direction
         if part.noise is not None:
-            step = step + gate * (numbers.sigma * noise_size * part.noise.view_as(direction))
+            step = step + gate * (numbers.sigma * unit * part.noise.view_as(direction))
         weights.append(numbers.decay * part.weights - numbers.rate * step)
         total += float(gate.sum(dtype=torch.float64))
 
@@ -124,23 +126,35 @@ def root_mean_square(values: Sequence[Tensor]) -> float:
     return sqrt(power / sum(value.numel() for value in values))
 
 
+@torch.no_grad()
+def noise_size(parts: Sequence[GatedPart]) -> float:
+    """The unit of adaptive noise: the root mean square of the direction that a step of these parts would take."""
+    return root_mean_square([direction_of(part, *moments_of(part)) for part in parts])
+
+
 def squared_norms(values: Tensor, cuts: Int64s) -> list[float]:
     """Sum of squares of every span of a flat tensor, in double precision; span k goes from cuts[k] to cuts[k + 1]."""
     return [float(values[a:b].double().square().sum()) for a, b in pairwise(cuts)]
 
 
 def observe_gradient(
-    gradient: Tensor, places: Tensor, lengths: Int64s, weights: Float64s, mean: Tensor, new_mean: Tensor
-) -> tuple[Float64s, Float64s]:
-    """Merge a gradient into the running mean of its observed elements.
+    gradient: Tensor, places: Tensor, lengths: Int64s, seen: Bools, beta: float, mean: Tensor, kept: Float64s
+) -> tuple[Tensor, Float64s]:
+    """What averages over time of a gradient's observed elements become with the newest one.
 
     gradient: (P,)   places: (E,) of the observed elements, tensor after tensor   lengths: (K,) how many of each tensor
-    weights:  (K,) of the newest gradient in the new mean   mean: (E,)   new_mean: (E,), filled
-    returns:  (K,) sums of squares of the observed gradient, and of the new mean
+    seen:     (K,) False for a tensor of which nothing changes, whatever its gradient
+    mean:     (E,) average of the observed elements, bias-corrected as all averages
+    kept:     (3, K) average sum of squares of the gradient, sum of squares of the mean, number of observations
+    returns:  mean and kept
     """
-    observed, counts = gradient[places], torch.from_numpy(lengths).to(gradient.device)
+    power, _, count = kept
+    weights = np.where(seen, (1.0 - beta) / (1.0 - beta ** (count + 1.0)), 0.0)  # of the newest in each average
+    counts = torch.from_numpy(lengths).to(gradient.device)
     newest = torch.from_numpy(weights).to(mean.device, mean.dtype).repeat_interleave(counts)
-    torch.lerp(mean, observed.to(mean.dtype), newest, out=new_mean)
+    observed = torch.where(newest > 0, gradient[places].to(mean.dtype), mean)
+    new_mean = torch.lerp(mean, observed, newest)
     squares = torch.stack([observed.double().square(), new_mean.double().square()], dim=1)
-    power, signal = torch.segment_reduce(squares, "sum", lengths=counts).cpu().numpy().T
-    return power, signal
+    new_power, new_signal = torch.segment_reduce(squares, "sum", lengths=counts).cpu().numpy().T
+    moved = np.stack([power + weights * (new_power - power), new_signal, count + 1.0])
+    return new_mean, np.where(seen, moved, kept)
