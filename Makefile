@@ -51,13 +51,12 @@ bench-peers: setup  ## ours against other recurrent PPOs on the same work, inter
 	$(BIN)/python -m benchmarks.peers --env cartpole
 	$(BIN)/python -m benchmarks.peers --env trading
 
-bench-speed: setup  ## collecting, roofline, scaling, time to the optimum, bfloat16: about half an hour
+bench-speed: setup  ## collecting, roofline, scaling, time to the optimum: about half an hour
 	$(BIN)/python -m benchmarks.stages
 	$(BIN)/python -m benchmarks.rollout_speed
 	$(BIN)/python -m benchmarks.roofline
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.time_to_optimum
-	$(BIN)/python -m benchmarks.precision
 
 bench-env: setup  ## the trading environment against gym-trading-env and gym-anytrading
 	$(BIN)/python -m benchmarks.env_speed

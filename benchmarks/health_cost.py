@@ -77,7 +77,7 @@ class Trainee:
     def __init__(self, name: str, left_out: tuple[Replaced, ...]) -> None:
         chosen = preset(name)
         self.agent, self.left_out = chosen.agent(0), left_out
-        self.agent.learner.threads.n_threads = 1
+        self.agent.learner.n_threads = 1
         self.agent.set_logger(Logger(None, []))
         self.total, self.callback = self.agent._setup_learn(chosen.total_timesteps)
         self.callback.on_training_start({}, {})

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
-PACKAGES = ("torch", "numpy", "numba", "stable-baselines3", "sb3-contrib")
+PACKAGES = ("torch", "numpy", "stable-baselines3", "sb3-contrib")
 HEAD = "# Results\n\nEvery figure here was measured by the command beside it; run it to measure your own.\n"
 
 

@@ -1,8 +1,8 @@
 """How much of the machine's matrix-product rate an update reaches, on one thread.
 
-`python -m benchmarks.roofline` measures products of the sizes an update consists of, by torch and by compiled loops,
-in float32 and in bfloat16, counts the products' floating point operations of an update from the layers' shapes, and
-times whole updates. Everything else an update does (gates, losses, optimizer) counts as time but not as work.
+`python -m benchmarks.roofline` measures products of the sizes an update consists of by torch, counts the products'
+floating point operations of an update from the layers' shapes, and times whole updates. Everything else that an update
+does (gates, losses, optimizer) counts as time but not as work.
 """
 
 from __future__ import annotations
@@ -13,29 +13,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
-import numpy as np
 import torch
-from numba import njit
 
 from benchmarks.peers.cases import LAYERS, Case, make_env
 from benchmarks.results import markdown_table, parser_of, publish
 from tailguard import DistributionalPPO
-from tailguard.policy.lstm_kernel import in_panels
-from tailguard.policy.pairs import paired_columns, paired_panels, paired_rows
-from tailguard.policy.products import COLUMNS, Array, product, product_by_panels
-from tailguard.ppo.lanes import N_LANES
-from tailguard.ppo.threads import available_cores
+from tailguard.kernels import available_cores
 
 MODULE = "benchmarks.roofline"
 GIGA = 1e9
 LARGE = 1024  # a square product this large runs at the machine's full rate
-PRECISIONS: dict[str, dict[str, Any]] = {  # what is rounded to bfloat16
-    "none": {},
-    "gradients": {"gradient_precision": "bfloat16"},
-    "gradients and critics": {"gradient_precision": "bfloat16", "critic": {"precision": "bfloat16"}},
-}
+N_SHARDS = 2  # the native core cuts every batch into
 
 
 @dataclass(frozen=True)
@@ -46,7 +35,6 @@ class Product:
     rows: int
     inner: int
     columns: int
-    turned: bool = False  # the left factor lies as its transpose
 
     @property
     def flops(self) -> int:
@@ -60,22 +48,9 @@ def products(hidden: int, n_inputs: int, n_sequences: int, n_samples: int) -> li
         Product("large", LARGE, LARGE, LARGE),
         Product("gates of a step", n_sequences, joined, 4 * hidden),
         Product("back through a step", n_sequences, 4 * hidden, hidden),
-        Product("weights of the memory", joined, n_samples, 4 * hidden, turned=True),
+        Product("weights of the memory", joined, n_samples, 4 * hidden),
         Product("first layer", n_samples, hidden, LAYERS[0]),
     ]
-
-
-@njit
-def repeat(left, turned, right, result, times):  # type: ignore[no-untyped-def]
-    """The same product many times in a compiled loop."""
-    for _ in range(times):
-        product(left, turned, right, result, False)
-
-
-@njit
-def repeat_by_panels(left, turned, panels, result, times):  # type: ignore[no-untyped-def]
-    for _ in range(times):
-        product_by_panels(left, turned, panels, result, False)
 
 
 def rate(run: Callable[[int], None], flops: int, seconds: float) -> float:
@@ -93,35 +68,16 @@ def rate(run: Callable[[int], None], flops: int, seconds: float) -> float:
     return max(spell() for _ in range(5))
 
 
-def matrix(height: int, width: int) -> Array:
-    """Of rows that lie a little apart, as those of the loops do."""
-    return torch.randn(height, width + COLUMNS).numpy()[:, :width]
+def torch_rate(of: Product, seconds: float) -> float:
+    """Floating point operations per second of a product by torch."""
+    left, right = torch.randn(of.rows, of.inner), torch.randn(of.inner, of.columns)
+    result = torch.empty(of.rows, of.columns)
 
-
-def rates(of: Product, seconds: float) -> tuple[float, float, float]:
-    """By torch, and by the calls inside the compiled loops, in float32 and in bfloat16."""
-    left, right = matrix(*((of.inner, of.rows) if of.turned else (of.rows, of.inner))), matrix(of.inner, of.columns)
-    result = np.empty((of.rows, of.columns), np.float32)
-    pairs, panels = paired_rows(left) if of.turned else paired_columns(left), in_panels(torch.from_numpy(right))
-    paired = np.zeros((len(panels), -(-of.inner // 2), COLUMNS), np.uint32)
-    paired_panels(right, paired)
-    tensors = torch.from_numpy(left.T if of.turned else left), torch.from_numpy(right), torch.from_numpy(result)
-
-    def by_torch(times: int) -> None:
+    def run(times: int) -> None:
         for _ in range(times):
-            torch.mm(tensors[0], tensors[1], out=tensors[2])
+            torch.mm(left, right, out=result)
 
-    def by_loops(times: int) -> None:
-        if of.turned:
-            repeat(left, True, right, result, times)
-        else:
-            repeat_by_panels(left, False, panels, result, times)
-
-    def by_loops_in_pairs(times: int) -> None:
-        repeat_by_panels(pairs, of.turned, paired, result, times)
-
-    by_torch_rate, *by_loops_rates = (rate(by, of.flops, seconds) for by in (by_torch, by_loops, by_loops_in_pairs))
-    return by_torch_rate, *by_loops_rates
+    return rate(run, of.flops, seconds)
 
 
 def gain_of_cores(cores: int, seconds: float) -> float:
@@ -151,7 +107,7 @@ def flops_per_sample(policy: torch.nn.Module) -> int:
     return sum((2 if "input_weight.0" in name else 3) * 2 * weight.numel() for name, weight in matrices.items())
 
 
-def make_agent(case: Case, epochs: int, settings: dict[str, Any]) -> DistributionalPPO:
+def make_agent(case: Case, epochs: int) -> DistributionalPPO:
     """Twin critics of 32 quantiles on one thread; no sequence is held back, so all samples are work."""
     return DistributionalPPO(
         "MlpLstmPolicy",
@@ -159,10 +115,9 @@ def make_agent(case: Case, epochs: int, settings: dict[str, Any]) -> Distributio
         n_steps=case.n_steps,
         batch_size=case.batch,
         n_epochs=epochs,
-        critic={"n_quantiles": 32, "twin": True, **settings.get("critic", {})},
+        critic={"n_quantiles": 32, "twin": True},
         optimizer="adaptive_upgd",
         ev_reserve=0.0,
-        gradient_precision=settings.get("gradient_precision", "float32"),
         update_threads=1,
         policy_kwargs={"lstm_hidden_size": case.hidden, "net_arch": list(LAYERS)},
         seed=0,
@@ -184,24 +139,21 @@ def update_seconds(agent: DistributionalPPO, case: Case, rounds: int) -> float:
     return min(spent[1:])
 
 
-def section(hidden: int, args: argparse.Namespace) -> tuple[list[list[str]], list[list[str]]]:
-    """Rates of the products, and the rows of the update, at one width."""
+def section(hidden: int, args: argparse.Namespace) -> tuple[list[list[str]], list[str]]:
+    """Rates of the products, and the row of the update, at one width."""
     case = Case("trading", hidden, args.envs, args.n_steps)
-    agent = make_agent(case, args.epochs, {})
-    sizes = products(hidden, agent.policy.obs_features, case.batch // case.sequence // N_LANES, case.batch // N_LANES)
-    found = [(size, *rates(size, args.seconds)) for size in sizes]
+    agent = make_agent(case, args.epochs)
+    sizes = products(hidden, agent.policy.obs_features, case.batch // case.sequence // N_SHARDS, case.batch // N_SHARDS)
+    found = [(size, torch_rate(size, args.seconds)) for size in sizes]
     table = [
-        [str(hidden), size.what, f"{size.rows} x {size.inner} x {size.columns}", *(f"{r / GIGA:.1f}" for r in three)]
-        for size, *three in found
+        [str(hidden), size.what, f"{size.rows} x {size.inner} x {size.columns}", f"{speed / GIGA:.1f}"]
+        for size, speed in found
     ]
     work = flops_per_sample(agent.policy) * case.rollout * args.epochs
-    limit = max(rate for _, *both, _ in found for rate in both)
-    rows = []
-    for rounded, settings in PRECISIONS.items():
-        seconds = update_seconds(make_agent(case, args.epochs, settings), case, args.rounds)
-        figures = f"{work / GIGA:.1f}", f"{seconds:.2f}", f"{work / seconds / GIGA:.1f}", f"{limit / GIGA:.1f}"
-        rows.append([str(hidden), rounded, *figures, f"**{work / seconds / limit:.0%}**"])
-    return table, rows
+    limit = max(speed for _, speed in found)
+    seconds = update_seconds(agent, case, args.rounds)
+    figures = f"{work / GIGA:.1f}", f"{seconds:.2f}", f"{work / seconds / GIGA:.1f}", f"{limit / GIGA:.1f}"
+    return table, [str(hidden), *figures, f"**{work / seconds / limit:.0%}**"]
 
 
 def arguments() -> argparse.Namespace:
@@ -225,15 +177,15 @@ def main() -> None:
         [
             f"One thread, CPU time. Updates of {args.envs} environments x {args.n_steps} steps, {args.epochs} "
             "epochs, batches of 1,024 samples in sequences of 32, actor and twin critics of 32 quantiles. The limit is "
-            "the fastest of all float32 products; work counts matrix products only. By wall time, "
+            "the fastest product; work counts matrix products only. By wall time, "
             f"{cores} cores together make **{gain:.2f}** times the large products of one.",
             markdown_table(
-                ["hidden", "product", "size", "torch, GFLOP/s", "compiled loops, GFLOP/s", "in bfloat16, GFLOP/s"],
+                ["hidden", "product", "size", "torch, GFLOP/s"],
                 [row for table, _ in found for row in table],
             ),
             markdown_table(
-                ["hidden", "bfloat16", "GFLOP per update", "seconds", "GFLOP/s", "limit, GFLOP/s", "reached"],
-                [row for _, rows in found for row in rows],
+                ["hidden", "GFLOP per update", "seconds", "GFLOP/s", "limit, GFLOP/s", "reached"],
+                [row for _, row in found],
             ),
         ]
     )

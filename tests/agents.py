@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import torch
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecEnv
 
 from tailguard import DistributionalPPO
+from tailguard.health.metrics import Metric
+from tailguard.ppo.update import batch_gradient, gradient_source, take_step
+from tailguard.rollout import SequenceBatch
 from tests.environments import cartpole
 
 TINY: dict[str, Any] = {
@@ -44,3 +49,19 @@ def logged(agent: DistributionalPPO) -> dict[str, Any]:
     """What the last update recorded."""
     logger: Logger = agent.logger
     return dict(logger.name_to_value)
+
+
+def gradient_of(agent: DistributionalPPO, batch: SequenceBatch, micro_sequences: int | None = None) -> torch.Tensor:
+    """The gradient one optimizer step on a batch would see, accumulated as the learner does it."""
+    learner, everything = agent.learner, np.arange(batch.n_sequences)
+    kept, learner.micro_sequences = learner.micro_sequences, micro_sequences
+    batch_gradient(learner, batch, everything, gradient_source(learner, batch, agent.schedules()))
+    learner.micro_sequences = kept
+    return learner.vector.gradient.clone()
+
+
+def step_on(agent: DistributionalPPO, batch: SequenceBatch) -> dict[Metric, float] | None:
+    """One optimizer step on a batch; None where no sample is valid."""
+    learner, schedules, everything = agent.learner, agent.schedules(), np.arange(batch.n_sequences)
+    row = batch_gradient(learner, batch, everything, gradient_source(learner, batch, schedules))
+    return None if row is None else take_step(learner, schedules, row)

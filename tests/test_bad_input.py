@@ -48,7 +48,7 @@ def test_a_setting_that_cannot_be_meant_is_refused(settings: dict[str, Any], mes
 def test_batch_sizes_that_are_not_whole_sequences_are_rounded_with_a_notice() -> None:
     with pytest.warns(UserWarning, match=r"batch_size=60 is not a whole number of sequences of 8 steps; 64 is used"):
         agent = tiny_agent(batch_size=60)
-    assert agent.batch_sequences == 8
+    assert agent.learner.batch_sequences == 8
 
 
 def test_a_rollout_that_is_not_whole_sequences_is_padded_and_learned_from() -> None:

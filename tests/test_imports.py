@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "numba", "scipy", "matplotlib", "pandas", "stable_baselines3", "tensorboard", "ray", "rich", "jinja2")
+HEAVY = ("torch", "scipy", "matplotlib", "pandas", "stable_baselines3", "tensorboard", "ray", "rich", "jinja2")
 BY_SB3 = {"torch", "stable_baselines3", "tensorboard", "rich"}
 
 

@@ -40,7 +40,7 @@ def interpreter(packages: tuple[str, ...]) -> str:
         print(f"installing {', '.join(packages)} into {folder}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
         own = next(folder.glob("lib/python*/site-packages"))
-        (own / "project.pth").write_text(sysconfig.get_path("purelib") + "\n")  # the same torch, numpy and numba
+        (own / "project.pth").write_text(sysconfig.get_path("purelib") + "\n")  # the same torch and numpy
         subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
         ready.touch()
     return str(python)

@@ -14,7 +14,7 @@ from benchmarks.peers.cases import N_EPOCHS, Case, Work, make_env
 from benchmarks.peers.learners import LEARNERS, OWN
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}  # the second counts every thread of the process
-STAGES = ("environment", "acting", "judging", "gradients", "optimizer")
+STAGES = ("environment", "acting", "evaluating", "gradients", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,12 @@ class Clock:
 
 def watch_ours(model: Any, clock: Clock) -> None:
     """Split our time by stage; called once per process, because some of the functions belong to modules."""
-    from tailguard.ppo import update
-    from tailguard.rollout.collect import Judges
+    from tailguard.ppo import algorithm, update
 
     clock.wrap(model.env, "step", "environment")
-    clock.wrap(Judges, "speak", "judging")
-    clock.wrap(update.Learner, "differentiate", "gradients")
-    clock.wrap(update.Learner, "apply_gradients", "optimizer")
+    clock.wrap(algorithm, "evaluate_rollout", "evaluating")
+    clock.wrap(update, "batch_gradient", "gradients")
+    clock.wrap(update, "take_step", "optimizer")
 
 
 def shares(clock: Clock) -> dict[str, float]:
@@ -87,7 +86,7 @@ def shares(clock: Clock) -> dict[str, float]:
     if "gradients" not in clock.seconds:
         return {}
     spent = {stage: clock.of(stage, "cpu") for stage in STAGES}
-    spent["acting"] = clock.of("rollout", "cpu") - spent["environment"] - spent["judging"]
+    spent["acting"] = clock.of("rollout", "cpu") - spent["environment"] - spent["evaluating"]
     return {stage: spent[stage] / clock.of("total", "cpu") for stage in STAGES}
 
 

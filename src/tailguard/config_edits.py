@@ -49,7 +49,7 @@ FIXED: dict[str, str] = {
 LIVE = (
     *("data.costs", "data.account.gross_cap", "data.account.no_trade_band", "data.account.no_trade_windows"),
     *("data.account.long_only", "data.files"),
-    *("ppo.critic.value_clip", "ppo.critic.value_clip_mode", "ppo.critic.huber_kappa", "ppo.critic.precision"),
+    *("ppo.critic.value_clip", "ppo.critic.value_clip_mode", "ppo.critic.huber_kappa"),
     *("ppo.critic.aggregation", "ppo.risk.weight", "ppo.risk.cvar_limit", "ppo.risk.gae_lambda"),
     *("ppo.risk.dual_learning_rate", "ppo.risk.dual_delay"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -34,6 +34,9 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=False, use_attribute_docstrings=True)
 
+    removed: ClassVar[Mapping[str, tuple[Any, str]]] = {}
+    """Settings of earlier versions: the value that was the default, and what became of the setting."""
+
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
@@ -60,6 +63,18 @@ class Config(BaseModel):
                 advice = f"does nothing: {why}, or leave {name} at {default!r}."
                 found.append(InertSetting(name, value, advice, default))
         return found
+
+    @model_validator(mode="before")
+    @classmethod
+    def removed_settings_give_way(cls, values: Any) -> Any:
+        """Settings of earlier versions are left out, with a line where they were not at their default."""
+        if not isinstance(values, Mapping):
+            return values
+        for name in cls.removed.keys() & values.keys():
+            default, outcome = cls.removed[name]
+            if values[name] != default:
+                warnings.warn(f"{name}={values[name]!r} is a setting of earlier versions: {outcome}", stacklevel=2)
+        return {name: value for name, value in values.items() if name not in cls.removed}
 
     @model_validator(mode="after")
     def every_setting_acts(self) -> Self:

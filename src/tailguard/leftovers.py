@@ -1,8 +1,7 @@
 """Nothing outside the run folder: caches that libraries would leave in the home or the temporary folder.
 
 matplotlib makes a folder in the home as soon as it is imported, which SB3's logger does, and later a cache of fonts;
-torch makes an empty folder of its compiler as soon as an optimizer is made; numba keeps what it compiled beside the
-package or in the home, and stops where it can write in neither.
+torch makes an empty folder of its compiler as soon as an optimizer is made.
 """
 
 from __future__ import annotations
@@ -28,10 +27,6 @@ def keep_caches_out_of_home() -> None:
     with suppress(OSError):  # no folder at all can be written: the libraries say so where it matters
         if "MPLCONFIGDIR" not in os.environ and "matplotlib" not in sys.modules and not has_matplotlib_folders():
             os.environ["MPLCONFIGDIR"] = passing_folder("matplotlib")
-        if "NUMBA_CACHE_DIR" not in os.environ and "numba" not in sys.modules:
-            own = PACKAGE / "__pycache__"
-            if not writable(own if own.exists() else PACKAGE) and not writable(nearest(home() / ".cache")):
-                os.environ["NUMBA_CACHE_DIR"] = passing_folder("numba")
 
 
 def passing_folder(name: str) -> str:
@@ -59,11 +54,6 @@ def home() -> Path:
         return Path.home()
     except RuntimeError:  # nobody says where it is
         return Path("/nonexistent")
-
-
-def nearest(place: Path) -> Path:
-    """The folder itself, or the first above it that exists."""
-    return next(folder for folder in (place, *place.parents) if folder.exists())
 
 
 def writable(place: Path) -> bool:

@@ -28,7 +28,7 @@ def actions_of(policy: RecurrentPolicy, observations: Tensor, scene_seed: int = 
     scene = scene_of(policy, seed=scene_seed)
     head = policy.action_head
     parameters = scene.parameters(policy, observations).detach()
-    return head.to_env(head.mode(parameters).flatten(0, 1)).reshape(L, B, -1)
+    return head.to_env(head.mode(parameters).flatten(0, 1).numpy()).reshape(L, B, -1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,7 +19,7 @@ from tailguard.losses import masked_mean
 from tailguard.market.oracles import oracle_market
 from tailguard.normalization import ObservationStatistics
 from tailguard.population.space import HyperparamConfig, check_space, with_values
-from tailguard.ppo.objective import actor_losses
+from tailguard.ppo.update import actor_loss
 from tests.agents import collected, logged, tiny_agent
 from tests.environments import pendulum
 
@@ -62,9 +62,8 @@ def test_the_default_is_nobody_with_nothing_to_save() -> None:
 def test_the_penalty_is_the_weight_times_the_mean_divergence_and_reaches_the_actor_alone() -> None:
     agent = prepared(weight=3.0)
     plain = prepared(weight=0.0)
-    batch, now = agent.sequences(), agent.knobs()
-    hard = actor_losses(agent.policy, batch, batch.layout(), now, agent.adversary).total
-    easy = actor_losses(plain.policy, batch, batch.layout(), now, plain.adversary).total
+    batch, schedules = agent.sequences(), agent.schedules()
+    hard, easy = (actor_loss(each.learner, batch, schedules)[0] for each in (agent, plain))
     reached = attacker_of(agent).divergence
     assert reached > 1e-4
     torch.testing.assert_close(hard.detach() - easy.detach(), torch.tensor(3.0 * reached))
@@ -100,8 +99,8 @@ def test_mixed_mode_attacks_its_share_of_the_sequences_and_leaves_the_rest_as_it
 
 def test_in_mixed_mode_clean_and_attacked_samples_weigh_the_same() -> None:
     agent = prepared(mode="mixed", ratio=0.5)
-    batch, now, state = agent.sequences(), agent.knobs(), attacker_of(agent).state_dict()
-    policy_loss = actor_losses(agent.policy, batch, batch.layout(), now, agent.adversary).policy
+    batch, state = agent.sequences(), attacker_of(agent).state_dict()
+    policy_loss = actor_loss(agent.learner, batch, agent.schedules())[1][0].detach()
     attacker_of(agent).load_state_dict(state)
     shown, _ = agent.adversary.perturb(agent.policy, scene_in(agent))
     parameters = agent.policy.action_parameters(shown, batch.layout(), batch.actor_state)

@@ -16,6 +16,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
 from tailguard.checkpoint import state_digest
+from tailguard.kernels import native
 from tests.agents import tiny_agent
 from tests.environments import cartpole, pendulum
 
@@ -60,7 +61,9 @@ def fingerprint() -> dict[str, str]:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else [platform.processor()]
     cpu = sorted({line for line in lines if line.startswith(("model name", "flags"))})
+    module = native()
     return {
+        "kernels": "reference" if module is None else str(module.level),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "cpu": f"{torch.backends.cpu.get_cpu_capability()} {sha256(repr(cpu).encode()).hexdigest()[:16]}",

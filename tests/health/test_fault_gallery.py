@@ -14,6 +14,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from tailguard.doctor import Patient, chosen, examine, gym_patient
+from tailguard.doctor import learner as doctor_learner
 from tailguard.doctor.checks import Verdict
 from tailguard.doctor.patient import Market
 from tailguard.env import Costs, TradingVecEnv, oracle_env
@@ -22,14 +23,12 @@ from tailguard.market import Bars
 from tailguard.market.oracles import oracle_market
 from tailguard.normalization import ReturnScale
 from tailguard.optim import undo
-from tailguard.optim.flat import ParameterVector
 from tailguard.policy import RecurrentPolicy, State
 from tailguard.policy.critics import QuantileHead
 from tailguard.policy.policy import Critic
 from tailguard.policy.recurrent import LSTM
 from tailguard.ppo import DistributionalPPO, PPOConfig, update
 from tailguard.ppo import algorithm as algorithm_module
-from tailguard.ppo.lanes import CompiledActor, CompiledCritic
 from tailguard.rollout import SequenceBatch, collect
 from tests.agents import TINY, TINY_POLICY
 from tests.environments import ConstantReward, cartpole
@@ -189,11 +188,11 @@ def state_stored_after_the_step(patch: Patch) -> None:
 
     def shifted(env: Any, policy: Any, buffer: Any, *rest: Any) -> Any:
         raw = original(env, policy, buffer, *rest)
-        step = policy.actor_step(buffer.n_envs)
         firsts = [buffer.observations[k * buffer.sequence_length] for k in range(len(buffer.actor_states))]
         with torch.no_grad():
             buffer.actor_states[:] = [
-                step(torch.from_numpy(obs), state)[1] for obs, state in zip(firsts, buffer.actor_states, strict=True)
+                policy.action_step(torch.from_numpy(obs), state)[1]
+                for obs, state in zip(firsts, buffer.actor_states, strict=True)
             ]
         return raw
 
@@ -201,9 +200,8 @@ def state_stored_after_the_step(patch: Patch) -> None:
 
 
 def leave_gradients_to_torch(patch: Patch) -> None:
-    """For faults of the definitions in ppo/objective.py, which the compiled loops do not go through."""
-    for kind in (CompiledActor, CompiledCritic):
-        patch.setattr(kind, "of", lambda *arguments: None)
+    """For faults of the definitions in ppo/update.py, which the native core does not go through."""
+    patch.setattr(update, "why_torch_learns", lambda learner: "a fault of the definition")
 
 
 def episode_starts_ignored_in_training(patch: Patch) -> None:
@@ -225,14 +223,13 @@ def critic_detached_from_its_memory(patch: Patch) -> None:
 
 
 def optimizer_misses_a_group(patch: Patch) -> None:
-    original = ParameterVector.gather_gradients
+    original = update.take_step
 
-    def without_actor(self: ParameterVector) -> torch.Tensor:
-        gradient = original(self)
-        gradient[self.span("actor.")] = 0.0
-        return gradient
+    def without_actor(learner: Any, *rest: Any) -> Any:
+        learner.vector.gradient[learner.vector.span("actor.")] = 0.0
+        return original(learner, *rest)
 
-    patch.setattr(ParameterVector, "gather_gradients", without_actor)
+    patch.setattr(update, "take_step", without_actor)
 
 
 def learning_rate_overwritten(patch: Patch) -> None:
@@ -247,8 +244,14 @@ def learning_rate_overwritten(patch: Patch) -> None:
 
 
 def accumulation_without_weights(patch: Patch) -> None:
-    original = update.Learner.backward
-    patch.setattr(update.Learner, "backward", lambda self, batch, now, share: original(self, batch, now, 1.0))
+    original = update.gradient_source
+
+    def unweighted(*arguments: Any) -> Any:
+        add_gradient = original(*arguments)
+        return lambda chosen, share: add_gradient(chosen, 1.0)
+
+    for module in (update, doctor_learner):
+        patch.setattr(module, "gradient_source", unweighted)
 
 
 def return_scale_moves_alone(patch: Patch) -> None:
@@ -262,6 +265,7 @@ def quantile_levels_turned_round(patch: Patch) -> None:
         return original(self, output.flip(-1), target, old)
 
     patch.setattr(QuantileHead, "loss", turned)
+    leave_gradients_to_torch(patch)
 
 
 def trace_runs_over_episode_ends(patch: Patch) -> None:
@@ -300,32 +304,29 @@ def weights_not_copied_by_exploit(patch: Patch) -> None:
 
 
 def batches_drawn_without_a_seed(patch: Patch) -> None:
-    original = algorithm_module.minibatches
-    patch.setattr(
-        algorithm_module, "minibatches", lambda chosen, size, rng: original(chosen, size, np.random.default_rng())
-    )
+    original = update.minibatches
+    patch.setattr(update, "minibatches", lambda chosen, size, rng: original(chosen, size, np.random.default_rng()))
 
 
 def loss_is_sometimes_not_finite(patch: Patch) -> None:
-    original, calls = update.critic_loss, count()
+    original, calls = update.value_losses, count()
 
     def broken(*arguments: Any) -> Any:
-        loss = original(*arguments)
-        return loss._replace(value=loss.value * (float("nan") if next(calls) % 5 == 0 else 1.0))
+        value, risk = original(*arguments)
+        return value * (float("nan") if next(calls) % 5 == 0 else 1.0), risk
 
-    patch.setattr(update, "critic_loss", broken)
+    patch.setattr(update, "value_losses", broken)
     leave_gradients_to_torch(patch)
 
 
 def critic_scaled_to_nothing(patch: Patch) -> None:
-    original = update.critic_loss
+    original = update.take_step
 
-    def second_is_dead(policy: Any, c: int, batch: Any, layout: Any) -> Any:
-        loss = original(policy, c, batch, layout)
-        return loss._replace(value=loss.value * (1.0 if c == 0 else 0.0))
+    def second_is_dead(learner: Any, schedules: Any, row: Any) -> Any:
+        learner.vector.gradient[learner.vector.span("critics.1.")] = 0.0
+        return original(learner, schedules, row)
 
-    patch.setattr(update, "critic_loss", second_is_dead)
-    leave_gradients_to_torch(patch)
+    patch.setattr(update, "take_step", second_is_dead)
 
 
 LEARNER = [

@@ -21,7 +21,7 @@ SPACES = [
 
 
 def sampled(head: ActionHead, parameters: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-    return head.sample(parameters, head.chance(tuple(parameters.shape[:-1]), generator))
+    return head.sample(parameters, head.noise(tuple(parameters.shape[:-1]), generator))
 
 
 @pytest.mark.parametrize("bounds", ["clip", "squash"])
@@ -31,7 +31,7 @@ def test_every_sample_lies_in_its_space_with_its_shape_and_type(space: spaces.Sp
     parameters = head(torch.randn(200, 8) * 5)
     for action in (sampled(head, parameters), head.mode(parameters)):
         assert action.shape == (200, head.action_dim)
-        assert all(space.contains(a) for a in head.to_env(action))
+        assert all(space.contains(a) for a in head.to_env(action.detach().numpy()))
         assert torch.isfinite(head.log_prob(parameters, action)).all()
         assert torch.isfinite(head.entropy(parameters)).all()
 
@@ -101,7 +101,7 @@ def test_bounds_are_reached_and_never_passed() -> None:
     space = spaces.Box(np.array([0.0, -5.0], np.float32), np.array([10.0, 5.0], np.float32))
     for bounds in ("clip", "squash"):
         head = make_action_head(4, space, bounds, 0.0)  # type: ignore[arg-type]
-        extreme = head.to_env(torch.tensor([[50.0, -50.0], [0.0, 0.0]]))
+        extreme = head.to_env(np.array([[50.0, -50.0], [0.0, 0.0]], np.float32))
         np.testing.assert_allclose(extreme, [[10.0, -5.0], [5.0, 0.0]], atol=1e-6)
 
 

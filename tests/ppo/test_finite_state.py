@@ -19,7 +19,7 @@ from tailguard import DistributionalPPO
 from tailguard.checkpoint import read_bundle, state_digest, write_bundle
 from tailguard.errors import CheckpointError, ConfigError, StateError, TrainingDivergedError
 from tailguard.rollout.sequences import SequenceBatch
-from tests.agents import collected, tiny_agent
+from tests.agents import collected, gradient_of, tiny_agent
 from tests.environments import Identity, cartpole, vectorized
 
 ROLLOUT = 4 * 32
@@ -243,7 +243,7 @@ def poisoned(batch: SequenceBatch, number: float) -> SequenceBatch:
         values = getattr(batch, name).clone()
         mask = gone if values.ndim == 2 else gone.unsqueeze(-1)
         parts[name] = values.masked_fill(mask, number)
-    return replace(batch, **parts, readings={})
+    return replace(batch, **parts)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
@@ -263,10 +263,6 @@ def test_what_is_not_finite_in_samples_that_do_not_count_changes_no_gradient(
     agent.rollout_buffer.valid[3:7, :2] = False
     agent.move_return_scale()
     batch = agent.sequences()
-    gradients = []
-    for each in (poisoned(batch, 0.0), poisoned(batch, number)):
-        agent.learner.vector.drop_gradients()
-        agent.learner.backward(each.whole, agent.knobs(), 1.0)
-        gradients.append(agent.learner.vector.gather_gradients().clone())
+    gradients = [gradient_of(agent, poisoned(batch, each)) for each in (0.0, number)]
     assert torch.isfinite(gradients[1]).all()
     assert torch.equal(*gradients)

@@ -32,12 +32,11 @@ OPTIMIZERS: list[dict[str, Any]] = [
     {"optimizer": "upgdw", "optimizer_kwargs": {"gate": "minmax", "fused": False}},
 ]
 PATHS: dict[str, dict[str, Any]] = {
-    "compiled": {},
+    "native": {},
     "torch": {"policy_kwargs": {"memory": "gru"}},
     "memoryless": {"policy": "MlpPolicy"},
     "clipped": {"critic": {"value_clip": 0.2}},
     "micro": {"microbatch_size": 16},
-    "bfloat16": {"gradient_precision": "bfloat16", "critic": {"precision": "bfloat16"}},
     "two threads": {"update_threads": 2},
     "risk": {"risk": {"mode": "episode", "weight": 0.5, "horizon": 8}},
     "attacked": {"adversary": {"epsilon": 0.1, "steps": 2, "weight": 0.5}},

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from tailguard.errors import ConfigError
-from tests.agents import collected, logged, tiny_agent
+from tests.agents import collected, logged, step_on, tiny_agent
 
 ALL = ["adam", "adamw", "upgd", "adaptive_upgd", "upgdw"]
 
@@ -48,15 +49,15 @@ def test_a_factor_of_one_half_halves_the_step_whether_or_not_the_optimizer_is_sc
                 vgs={"warmup_steps": 2, "alpha": 1e12, "min_scaling_factor": least},
             )
         )
-        batch, now = agent.sequences(), agent.knobs()
-        for part in batch.whole.split(5):
-            agent.learner.step(part, now, None)
+        batch = agent.sequences()
+        for part in np.array_split(np.arange(batch.n_sequences), 4):
+            step_on(agent, batch.select(part))
         assert agent.learner.gradient_scaler.get_scaling_factor() == pytest.approx(least)
         agent.learner.optimizer.state.clear()  # both start the last step from fresh moments,
         generator = torch.Generator().manual_seed(0)
         agent.learner.vector.flat.data.copy_(torch.randn(agent.learner.vector.flat.shape, generator=generator) * 0.1)
         before = agent.learner.vector.flat.detach().clone()  # and from the same weights
-        agent.learner.step(batch.whole, now, None)
+        step_on(agent, batch)
         return agent.learner.vector.flat.detach() - before
 
     whole, half = step_of(1.0), step_of(0.5)
@@ -65,8 +66,8 @@ def test_a_factor_of_one_half_halves_the_step_whether_or_not_the_optimizer_is_sc
 
 def test_the_scaler_sees_the_raw_gradient_and_commits_only_steps_that_were_taken() -> None:
     agent = collected(tiny_agent(max_grad_norm=1e-6, vgs={"warmup_steps": 0}))
-    batch, now, scaler = agent.sequences(), agent.knobs(), agent.learner.gradient_scaler
-    agent.learner.step(batch.whole, now, None)
+    batch, scaler = agent.sequences(), agent.learner.gradient_scaler
+    step_on(agent, batch)
     assert scaler.step_count == 1
     assert agent.learner.vector.flat.grad is not None
     clipped = float(agent.learner.vector.flat.grad.norm())
@@ -75,9 +76,9 @@ def test_the_scaler_sees_the_raw_gradient_and_commits_only_steps_that_were_taken
     assert observed > 100 * clipped  # observed before clipping
     hook = agent.policy.actor.layers[0].weight.register_hook(lambda gradient: gradient * float("nan"))
     before = scaler.get_normalized_variance()
-    agent.learner.step(batch.whole, now, None)
+    step_on(agent, batch)
     assert scaler.step_count == 1  # the step was skipped, so nothing is committed
     assert scaler.get_normalized_variance() == before
     hook.remove()
-    agent.learner.step(batch.whole, now, None)
+    step_on(agent, batch)
     assert scaler.step_count == 2

@@ -29,7 +29,7 @@ def constant_rate(*args: Any, **settings: Any) -> DistributionalPPO:
 
 
 class Twisted(nn.Module):
-    """A layer that the compiled loops have never heard of."""
+    """A layer that the native core does not know."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -92,17 +92,17 @@ def assert_one_policy(agent: DistributionalPPO) -> None:
         layout, first = Layout(buffer.starts.copy()), policy.initial_state(buffer.n_envs)
         parameters = policy.action_parameters(torch.from_numpy(buffer.observations), layout, first)
         log_probs = policy.action_head.log_prob(parameters, torch.from_numpy(buffer.actions)).numpy()
-        modes = policy.action_head.to_env(policy.action_head.mode(parameters).flatten(0, 1))
+        modes = policy.action_head.to_env(policy.action_head.mode(parameters).flatten(0, 1).numpy())
     np.testing.assert_allclose(log_probs, buffer.log_probs, rtol=1e-4, atol=1e-5)  # acting saw what training sees
     predicted, scored = [], []
-    step, memory = policy.mode_step(buffer.n_envs), policy.initial_state(buffer.n_envs)
+    memory = policy.initial_state(buffer.n_envs)
     for observations, starts in zip(buffer.observations, buffer.starts, strict=True):
         action, state = agent.predict(observations, state, starts, deterministic=True)
         predicted.append(action)
         memory = memory.keep(torch.from_numpy(~starts).float())
         with torch.no_grad():
-            mode, memory = step(torch.from_numpy(observations), memory)
-        scored.append(policy.action_head.to_env(mode))
+            parameters, memory = policy.action_step(torch.from_numpy(observations), memory)
+        scored.append(policy.action_head.to_env(policy.action_head.mode(parameters).numpy()))
     np.testing.assert_allclose(np.concatenate(predicted), modes, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(np.concatenate(scored), modes, rtol=1e-4, atol=1e-5)
     agent.train()
@@ -265,7 +265,7 @@ def test_attacks_see_the_policy_as_it_is_and_no_bound_is_promised_for_one_of_one
     moment = victim.moment()
     action, _ = agent.predict(victim.observations, None, deterministic=True)
     head = agent.policy.action_head
-    np.testing.assert_allclose(head.to_env(head.mode(moment.unharmed)), action, rtol=1e-5)
+    np.testing.assert_allclose(head.to_env(head.mode(moment.unharmed).numpy()), action, rtol=1e-5)
 
 
 def test_critics_beside_an_attack_see_no_more_than_in_training() -> None:

@@ -17,7 +17,7 @@ from tailguard.losses.risk import empirical_cvar, midpoint_levels
 from tailguard.ppo.risk import EpisodeRisk, RiskConfig, nested_advantages
 from tailguard.ppo.watch import calibration_figures
 from tailguard.rollout.periods import risk_rewards, walk_periods
-from tests.agents import collected, logged, tiny_agent
+from tests.agents import collected, gradient_of, logged, tiny_agent
 from tests.environments import ConstantReward, NoiseChain, Sizing, cartpole, vectorized
 
 EPISODE = {"mode": "episode", "alpha": 0.25, "weight": 0.5}
@@ -132,10 +132,7 @@ def test_no_gradient_of_risk_reaches_the_critics_and_the_risk_value_learns() -> 
     gradients = []
     for risk in ({"mode": "none"}, EPISODE, {**EPISODE, "weight": 1.0}, {"mode": "nested", "weight": 1.0}):
         agent = collected(sizing_agent(risk=risk, policy_kwargs={"log_std_init": -1.0}))
-        agent.learner.compiled.forget()  # so that the critics take the same path whether risk is on or off
-        batch = agent.sequences()
-        agent.learner.vector.drop_gradients()
-        agent.learner.backward(batch.whole, agent.knobs(), 1.0)
+        gradient_of(agent, agent.sequences())
         named = dict(agent.policy.named_parameters())
         gradients.append({name: p.grad.clone() for name, p in named.items() if p.grad is not None})
     for other in gradients[1:]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,22 +11,11 @@ import torch
 from stable_baselines3.common.logger import CSVOutputFormat, Logger
 
 from tailguard.errors import TrainingDivergedError
+from tailguard.health import metrics
 from tailguard.policy import State
-from tailguard.ppo.objective import actor_losses, critic_loss
-from tailguard.ppo.threads import N_TRIALS, Threads
+from tailguard.ppo.update import LOSSES, batch_loss
 from tailguard.rollout.sequences import reserve
-from tests.agents import collected, logged, tiny_agent
-
-
-def flat_gradient(agent: Any, batch: Any, micro_sequences: int | None) -> torch.Tensor:
-    """The gradient one optimizer step would see, accumulated as the learner does it."""
-    now, vector = agent.knobs(), agent.learner.vector
-    vector.drop_gradients()
-    for micro in batch.whole.split(micro_sequences):
-        share = micro.n_valid / batch.whole.n_valid
-        if share:
-            agent.learner.backward(micro, now, share)
-    return vector.gather_gradients().clone()
+from tests.agents import collected, gradient_of, logged, step_on, tiny_agent
 
 
 @pytest.mark.parametrize("kind", ["quantile", "categorical"])
@@ -43,7 +31,7 @@ def test_every_parameter_moves_in_one_update(policy: str, kind: str) -> None:
 def test_critics_learn_from_the_value_loss_alone_and_the_actor_not_at_all_from_it() -> None:
     agent = collected(tiny_agent())
     batch, policy = agent.sequences(), agent.policy
-    agent.learner.vector.drop_gradients()
+    agent.learner.vector.zero_gradients()
     for critic, state in zip(policy.critics, batch.critic_states, strict=True):
         critic.head.loss(critic(batch.observations, batch.layout(), state), batch.target, None).mean().backward()
     without = [n for n, p in policy.named_parameters() if p.grad is None or not p.grad.any()]
@@ -52,17 +40,15 @@ def test_critics_learn_from_the_value_loss_alone_and_the_actor_not_at_all_from_i
 
 def test_monitoring_passes_leave_the_training_graph_alone() -> None:
     agent = collected(tiny_agent())
-    agent.learner.compiled.forget()
+    agent.policy.actor.register_forward_hook(lambda *_: None)  # through torch
     batch = agent.sequences()
-    expected = flat_gradient(agent, batch, None)
-    now, layout = agent.knobs(), batch.layout()
-    agent.learner.vector.drop_gradients()
-    actor = actor_losses(agent.policy, batch, layout, now).total
-    critics = [now.vf_coef * critic_loss(agent.policy, c, batch, layout).total for c in range(2)]
+    expected = gradient_of(agent, batch, None)
+    agent.learner.vector.zero_gradients()
+    loss, _ = batch_loss(agent.learner, batch, agent.schedules())
     agent.predict_quantiles(np.zeros((3, 2), np.float32))  # between forward and backward
     agent.predict(np.ones((2, 2), np.float32))
-    sum(critics, actor).backward()
-    torch.testing.assert_close(agent.learner.vector.gather_gradients(), expected, atol=0, rtol=0)
+    loss.backward()
+    torch.testing.assert_close(agent.learner.vector.gradient, expected, atol=0, rtol=0)
 
 
 def test_twin_critics_are_separate_and_start_apart() -> None:
@@ -104,44 +90,18 @@ def test_clipping_looks_at_each_critics_own_old_quantiles() -> None:
     agent = collected(tiny_agent(critic={"value_clip": 1e-4, "value_clip_mode": "per_quantile"}))
     batch = agent.sequences()
     swapped = replace(batch, old_quantiles=batch.old_quantiles.flip(0))
-    own, others = (
-        sum(float(critic_loss(agent.policy, c, each, batch.layout()).value.detach()) for c in range(2))
-        for each in (batch, swapped)
-    )
+    value_loss = LOSSES.index(metrics.VALUE_LOSS)
+    own, others = (batch_loss(agent.learner, each, agent.schedules())[1][value_loss] for each in (batch, swapped))
     assert others > own
 
 
 def test_the_number_of_threads_changes_no_bit() -> None:
     gradients = [
-        flat_gradient(agent, agent.sequences(), None)
+        gradient_of(agent, agent.sequences(), None)
         for agent in (collected(tiny_agent(update_threads=n)) for n in (1, 2, 3))
     ]
     assert torch.equal(gradients[0], gradients[1])
     assert torch.equal(gradients[0], gradients[2])
-
-
-@pytest.mark.parametrize(("alone", "together", "kept"), [(3.0, 2.0, 2), (2.0, 3.0, 1)])
-def test_the_faster_number_of_threads_is_kept(
-    alone: float, together: float, kept: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
-    monkeypatch.setattr("tailguard.ppo.threads.available_cores", lambda: 2)
-    monkeypatch.setattr("tailguard.ppo.threads.time", clock)
-    threads = Threads(None, 2, None)
-    for sequences in [32, 1] * N_TRIALS:  # the last batch of an epoch is smaller, and always meets the same number
-
-        def long_piece(seconds: float = sequences * (alone if threads.count == 1 else together)) -> str:
-            clock.now += seconds
-            return "long"
-
-        assert threads.run_measured([long_piece, lambda: "short"], sequences) == ["long", "short"]
-    assert threads.trials == {}
-    assert threads.n_threads == threads.count == kept
-
-
-def test_a_number_of_threads_that_was_asked_for_is_not_questioned() -> None:
-    assert Threads(2, 6, None).trials == {}
-    assert Threads(2, 6, None).n_threads == 2
 
 
 def test_gradient_norms_of_both_critics_are_logged_as_norms_with_their_ratio() -> None:
@@ -260,7 +220,7 @@ def test_micro_batches_give_the_full_batchs_gradient_also_with_unequal_masks(mic
     agent.rollout_buffer.valid[:] = rng.random((32, 4)) < rng.random(4)
     agent.rollout_buffer.valid[:8, 1] = False  # one whole sequence without a valid sample
     batch = agent.sequences()
-    whole, pieces = flat_gradient(agent, batch, None), flat_gradient(agent, batch, micro)
+    whole, pieces = gradient_of(agent, batch, None), gradient_of(agent, batch, micro)
     assert float((whole - pieces).norm() / whole.norm()) <= 1e-5
 
 
@@ -275,8 +235,8 @@ def test_microbatch_size_changes_nothing_but_rounding() -> None:
 def test_a_batch_without_valid_samples_takes_no_step() -> None:
     agent = collected(tiny_agent())
     agent.rollout_buffer.valid[:] = False
-    batch, before = agent.sequences(), agent.learner.vector.flat.detach().clone()
-    assert agent.learner.step(batch.whole, agent.knobs(), None) is None
+    before = agent.learner.vector.flat.detach().clone()
+    assert step_on(agent, agent.sequences()) is None
     assert torch.equal(agent.learner.vector.flat, before)
 
 
@@ -294,11 +254,11 @@ def test_masked_samples_do_not_enter_the_gradient() -> None:
     agent = collected(tiny_agent())
     agent.rollout_buffer.valid[3:6, 2] = False
     batch = agent.sequences()
-    expected = flat_gradient(agent, batch, None)
+    expected = gradient_of(agent, batch, None)
     spoiled = replace(
         batch, target=torch.where(batch.valid.unsqueeze(-1), batch.target, torch.full_like(batch.target, 1e6))
     )
-    torch.testing.assert_close(flat_gradient(agent, spoiled, None), expected, atol=0, rtol=0)
+    torch.testing.assert_close(gradient_of(agent, spoiled, None), expected, atol=0, rtol=0)
 
 
 def test_a_gradient_that_is_not_finite_skips_the_step_and_leaves_weights_finite() -> None:
@@ -334,7 +294,7 @@ def test_training_stops_after_too_many_skipped_steps_in_a_row_with_weights_as_th
 
 def test_the_whole_gradient_is_clipped_to_its_norm() -> None:
     agent = collected(tiny_agent(max_grad_norm=0.01))
-    agent.learner.step(agent.sequences().whole, agent.knobs(), None)
+    step_on(agent, agent.sequences())
     assert agent.learner.vector.flat.grad is not None
     assert float(agent.learner.vector.flat.grad.norm()) == pytest.approx(0.01, rel=1e-4)
 

@@ -98,7 +98,7 @@ def test_a_victim_acts_as_predict_does() -> None:
         moment = victim.moment()
         expected, state = agent.predict(victim.observations, state, starts, deterministic=True)
         head = agent.policy.action_head
-        np.testing.assert_allclose(head.to_env(head.mode(moment.unharmed)), expected, atol=1e-6)
+        np.testing.assert_allclose(head.to_env(head.mode(moment.unharmed).numpy()), expected, atol=1e-6)
         _, starts, _ = victim.step(moment, moment.observations)
 
 

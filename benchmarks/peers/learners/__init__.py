@@ -27,20 +27,14 @@ class Learner:
         return import_module(f"benchmarks.peers.learners.{self.module}").make(case, env, work, threads)
 
 
-OURS, OURS_BFLOAT16 = "ours", "ours_bfloat16"
-OWN = (OURS, OURS_BFLOAT16)
+OURS = "ours"
+OWN = (OURS,)
 WARM_UP = 3  # until episodes have ended: that too has compiled loops
 LEARNERS = {
     OURS: Learner(
         "Ours",
         "ours",
         "twin critics of 32 quantiles, AdaptiveUPGD, gradient noise measured",
-        warm_up=WARM_UP,
-    ),
-    OURS_BFLOAT16: Learner(
-        "Ours, bfloat16",
-        "ours_bfloat16",
-        'the same with gradient_precision="bfloat16" and critic={"precision": "bfloat16"}',
         warm_up=WARM_UP,
     ),
     "recurrent_ppo": Learner("RecurrentPPO", "recurrent_ppo", "sb3-contrib's"),

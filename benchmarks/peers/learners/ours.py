@@ -8,7 +8,7 @@ from benchmarks.peers.cases import NET_ARCH, Case, Work
 from tailguard import DistributionalPPO
 
 
-def make(case: Case, env: Any, work: Work, threads: int, precision: str = "float32") -> DistributionalPPO:
+def make(case: Case, env: Any, work: Work, threads: int) -> DistributionalPPO:
     """Twin critics of 32 quantiles, AdaptiveUPGD, and gradient noise measured, as it always is."""
     return DistributionalPPO(
         "MlpLstmPolicy",
@@ -16,10 +16,9 @@ def make(case: Case, env: Any, work: Work, threads: int, precision: str = "float
         n_steps=case.n_steps,
         batch_size=case.batch,
         n_epochs=work.epochs,
-        critic={"n_quantiles": 32, "twin": True, "precision": precision},
+        critic={"n_quantiles": 32, "twin": True},
         optimizer="adaptive_upgd",
         policy_kwargs={"lstm_hidden_size": case.hidden, "net_arch": NET_ARCH},
         update_threads=threads,
-        gradient_precision=precision,
         seed=0,
     )

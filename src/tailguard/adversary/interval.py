@@ -167,7 +167,9 @@ def action_bounds(policy: RecurrentPolicy, lies: Lies) -> list[Interval]:
         actual = memory.step(seen, actual)[1]
         state = after if lies.always else known(actual)  # what an agent remembers of the truth is known exactly
         mean = layered(policy.actor.layers, features).linear(head.mean.weight, head.mean.bias)
-        found.append(Interval(*(torch.from_numpy(head.to_env(end).reshape(len(seen), -1)) for end in mean)))
+        found.append(
+            Interval(*(torch.from_numpy(head.to_env(end.numpy(force=True)).reshape(len(seen), -1)) for end in mean))
+        )
     return found
 
 

@@ -53,16 +53,14 @@ def worst_case(
     ball: Ball,
     search: Search,
     generator: torch.Generator,
-    slope: Slope | None = None,
 ) -> Tensor:
     """Observations (L, B, F) inside the ball at which the objective, summed over valid steps, is largest.
 
-    slope: of the objective, where somebody knows it without torch
     Restarts compete sequence by sequence, because a step's perturbation changes what the memory holds at later ones.
     """
     best, highest = scene.observations, scene.observations.new_full(scene.valid.shape[1:], -torch.inf)
     for _ in range(search.restarts):
-        found = climbed(slope or slope_of(objective, scene.valid), scene, ball, search, generator)
+        found = climbed(slope_of(objective, scene.valid), scene, ball, search, generator)
         if search.restarts == 1:
             return found
         with torch.no_grad():

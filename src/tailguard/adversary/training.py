@@ -14,7 +14,6 @@ from torch import Tensor
 from tailguard.adversary.ball import Ball, attackable_features, feature_sizes, observation_bounds
 from tailguard.adversary.config import AdversaryConfig
 from tailguard.adversary.search import Scene, frozen, worst_case
-from tailguard.adversary.slopes import divergence_slope
 from tailguard.health import metrics
 from tailguard.health.metrics import Metric
 from tailguard.losses import masked_mean
@@ -91,9 +90,8 @@ class Attacker(Adversary):
         def divergence(observations: Tensor) -> Tensor:
             return head.divergence(target, scene.parameters(policy, observations))
 
-        slope = divergence_slope(policy, scene, target)
         with frozen(policy.actor, head):
-            return worst_case(divergence, scene, self.ball, self.config.search, self.generator, slope)
+            return worst_case(divergence, scene, self.ball, self.config.search, self.generator)
 
     def note(self, divergence: Tensor) -> None:
         """Remember what one batch's attack achieved, for the log."""

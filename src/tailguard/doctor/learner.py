@@ -16,6 +16,7 @@ from tailguard.doctor.patient import N_ENVS, N_STEPS, Patient
 from tailguard.health import metrics
 from tailguard.population.exploit import exploit
 from tailguard.ppo import DistributionalPPO
+from tailguard.ppo.update import batch_gradient, gradient_source
 from tailguard.rollout import SequenceBatch
 from tailguard.schedules import Schedule, value_at
 
@@ -83,13 +84,11 @@ def memory_reset(patient: Patient) -> Verdict:
 
 def gradient(agent: DistributionalPPO, batch: SequenceBatch, micro_sequences: int | None) -> torch.Tensor:
     """The gradient of one optimizer step, accumulated as the learner does it."""
-    learner, now = agent.learner, agent.knobs()
-    learner.vector.drop_gradients()
-    for micro in batch.whole.split(micro_sequences):
-        share = micro.n_valid / batch.whole.n_valid
-        if share > 0.0:
-            learner.backward(micro, now, share)
-    return learner.vector.gather_gradients().clone()
+    learner = agent.learner
+    kept, learner.micro_sequences = learner.micro_sequences, micro_sequences
+    batch_gradient(learner, batch, np.arange(batch.n_sequences), gradient_source(learner, batch, agent.schedules()))
+    learner.micro_sequences = kept
+    return learner.vector.gradient.clone()
 
 
 def accumulation(patient: Patient) -> Verdict:

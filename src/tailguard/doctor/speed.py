@@ -28,7 +28,7 @@ def profile(patient: Patient) -> Verdict:
         setattr(owner, method, measured)
 
     per_update = agent.config.n_steps * agent.n_envs
-    agent.learn(per_update)  # compiles
+    agent.learn(per_update)
     timed(env, "step", "environment")
     timed(agent, "train", "update")
     began = time.perf_counter()
@@ -36,9 +36,9 @@ def profile(patient: Patient) -> Verdict:
     total = time.perf_counter() - began
     acting = max(total - sum(spent.values()), 0.0)
     shares = ", ".join(
-        f"{name} {seconds / total:.0%}" for name, seconds in {**spent, "acting and judging": acting}.items()
+        f"{name} {seconds / total:.0%}" for name, seconds in {**spent, "acting and evaluating": acting}.items()
     )
-    return healthy(f"{2 * per_update / total:,.0f} steps per second: {shares}")
+    return healthy(f"{2 * per_update / total:,.0f} steps per second: {shares}; updates run on {agent.update_runs_on}")
 
 
 CHECKS = (Check("speed/profile", "Where does the time go?", profile),)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 
 import torch
@@ -15,8 +14,8 @@ class ParameterVector:
     The module's parameters become views of it: in-place loads keep them so, replacing a parameter's storage
     (`module.to(device)`) does not and must happen before: see `holds`.
 
-    Frozen parameters (`requires_grad=False`) lie in it as well, so that they can learn again at any time; whoever steps
-    leaves them out (frozen.py).
+    Frozen parameters (`requires_grad=False`) lie in it as well, so that they can learn again at any time; steps
+    leave them out (frozen.py).
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -30,8 +29,18 @@ class ParameterVector:
             start = self.offsets[-1]
             parameter.data = self.flat.data[start : start + size].view_as(parameter)
             self.offsets.append(start + size)
-        self.gradient = torch.zeros_like(self.flat.data)  # what `gather_gradients` fills
-        self.written: dict[int, range] = {}  # first place of a span whose gradient is there, and its parameters
+        self.gradient = torch.zeros_like(self.flat.data)
+        self.gradients = [
+            self.gradient[start : start + size].view_as(parameter)
+            for start, size, parameter in zip(self.offsets, self.sizes, self.parameters, strict=False)
+        ]
+
+    def zero_gradients(self) -> None:
+        """Zero the flat gradient and let every parameter's `grad` be its view, so that backward passes add to it."""
+        self.gradient.zero_()
+        self.flat.grad = self.gradient
+        for parameter, view in zip(self.parameters, self.gradients, strict=True):
+            parameter.grad = view if parameter.requires_grad else None
 
     def holds(self, module: nn.Module) -> bool:
         """Whether the module's parameters are still these, where they were put: nobody has replaced one."""
@@ -47,41 +56,14 @@ class ParameterVector:
         """Which of the parameters are to stay as they are."""
         return [i for i, parameter in enumerate(self.parameters) if not parameter.requires_grad]
 
-    def mark_written(self, start: int, stop: int) -> bool:
-        """Say that native code puts the gradient of a span of whole parameters into `gradient` itself, and adds to it
-        where this returns True: a gradient of that span is there already."""
-        known = start in self.written
-        self.written[start] = range(bisect_left(self.offsets, start), bisect_left(self.offsets, stop))
-        return known
-
-    def gather_gradients(self) -> Tensor:
-        """The gradient of the flat parameter: spans that were written, and what parameters have got from torch.
-
-        A parameter without a gradient counts as zero. Once per step; the tensor is the same every time.
-        """
-        written = {i for span in self.written.values() for i in span}
-        for i, parameter in enumerate(self.parameters):
-            if i in written and parameter.grad is None:
-                continue
-            own = self.gradient[self.offsets[i] : self.offsets[i + 1]]
-            if i not in written:
-                own.zero_()
-            if parameter.grad is not None:
-                own += parameter.grad.reshape(-1)
-        self.flat.grad = self.gradient
-        return self.gradient
-
-    def drop_gradients(self) -> None:
-        """zero_grad(set_to_none=True) for the module and the flat parameter."""
-        for parameter in self.parameters:
-            parameter.grad = None
-        self.flat.grad = None
-        self.written = {}
-
     def span(self, prefix: str) -> slice:
         """Where the parameters whose names start with `prefix` lie; they are neighbours by construction."""
         inside = [i for i, name in enumerate(self.names) if name.startswith(prefix)]
         return slice(self.offsets[inside[0]], self.offsets[inside[-1] + 1])
+
+    def offset(self, parameter: Tensor) -> int:
+        """Where one parameter begins in the flat tensor."""
+        return int(self.where(parameter).start)
 
     def where(self, parameter: Tensor) -> slice:
         """Where one parameter lies in the flat tensor and in an optimizer's moments of it."""

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tailguard.errors import ConfigError, EnvContractError
-from tailguard.policy.head_kernels import choose
 
 LOG_2PI = float(np.log(2.0 * np.pi))
 ONE = np.float32(1.0)
@@ -35,41 +34,29 @@ class ActionHead(nn.Module):
         """What reads the features."""
         raise NotImplementedError
 
-    def law(self, output: Tensor) -> Tensor:
-        """Parameters (..., P) of the action law from the last layer's output."""
+    def distribution(self, output: Tensor) -> Tensor:
+        """Parameters (..., P) of the action distribution from the last layer's output."""
         raise NotImplementedError
 
     def forward(self, features: Tensor) -> Tensor:
-        """Parameters (..., P) of the action law."""
-        return self.law(self.last_layer(features))
+        """Parameters (..., P) of the action distribution."""
+        return self.distribution(self.last_layer(features))
 
-    def chance(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    def noise(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """The randomness (*shape, A) that sampling actions for `shape` observations takes: uniform draws, or normal."""
         return torch.rand((*shape, self.action_dim), generator=generator)
 
-    def sample(self, parameters: Tensor, chance: Tensor) -> Tensor:
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
         """One action (..., A)."""
         raise NotImplementedError
 
-    def prepared(self, chance: Tensor) -> Tensor:
-        """`chance` as far as sampling needs no output: worth doing for a whole rollout at once."""
-        return chance
-
-    def act(self, output: Tensor, prepared: Tensor) -> Tensor:
-        """`sample` straight from the last layer's output: acting has no need of the law, which is found afterwards."""
-        return self.sample(self.law(output), prepared)
-
-    def act_on_array(self, output: NDArray[np.float32], prepared: NDArray[np.float32]) -> NDArray[np.float32]:
-        """`act` of arrays (n, W) and (n, A)."""
-        return self.act(torch.from_numpy(output), torch.from_numpy(prepared)).numpy()
+    def sample_array(self, output: NDArray[np.float32], noise: NDArray[np.float32]) -> NDArray[np.float32]:
+        """`sample` straight from the last layer's output, as arrays (n, W) and (n, A): what acting calls every step."""
+        return self.sample(self.distribution(torch.from_numpy(output)), torch.from_numpy(noise)).numpy()
 
     def mode(self, parameters: Tensor) -> Tensor:
         """The most likely action (..., A)."""
         raise NotImplementedError
-
-    def favourite(self, output: Tensor) -> Tensor:
-        """`mode` straight from the last layer's output."""
-        return self.mode(self.law(output))
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         """Log-density or log-probability (...) of an action, exact."""
@@ -80,15 +67,11 @@ class ActionHead(nn.Module):
         raise NotImplementedError
 
     def divergence(self, from_: Tensor, to: Tensor, detach_spread: bool = False) -> Tensor:
-        """KL(from || to) (...) of two action laws, exact; no gradient reaches a spread that is detached."""
+        """KL(from || to) (...) of two action distributions, exact; no gradient reaches a spread that is detached."""
         raise NotImplementedError
 
-    def to_env(self, action: Tensor) -> NDArray[Any]:
-        """What the environment takes, (N, ...) as numpy."""
-        return self.sent(action.numpy(force=True))
-
-    def sent(self, action: NDArray[np.float32]) -> NDArray[Any]:
-        """`to_env` of an action that is an array already."""
+    def to_env(self, action: NDArray[np.float32]) -> NDArray[Any]:
+        """What the environment takes, (N, ...), for actions (N, A)."""
         raise NotImplementedError
 
 
@@ -121,27 +104,19 @@ class GaussianHead(ActionHead):
     def last_layer(self) -> nn.Linear:
         return self.mean
 
-    def law(self, output: Tensor) -> Tensor:
+    def distribution(self, output: Tensor) -> Tensor:
         return torch.cat([output, self.log_std.expand_as(output)], -1)
 
-    def chance(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    def noise(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         return torch.randn((*shape, self.action_dim), generator=generator)
 
-    def sample(self, parameters: Tensor, chance: Tensor) -> Tensor:
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
         mean, log_std = parameters.chunk(2, -1)
-        return mean + log_std.exp() * chance
+        return mean + log_std.exp() * noise
 
-    def prepared(self, chance: Tensor) -> Tensor:
-        return self.log_std.exp() * chance
-
-    def act(self, output: Tensor, prepared: Tensor) -> Tensor:
-        return output + prepared
-
-    def act_on_array(self, output: NDArray[np.float32], prepared: NDArray[np.float32]) -> NDArray[np.float32]:
-        return output + prepared
-
-    def favourite(self, output: Tensor) -> Tensor:
-        return output
+    def sample_array(self, output: NDArray[np.float32], noise: NDArray[np.float32]) -> NDArray[np.float32]:
+        action: NDArray[np.float32] = output + np.exp(self.log_std.detach().numpy()) * noise
+        return action
 
     def mode(self, parameters: Tensor) -> Tensor:
         return parameters.chunk(2, -1)[0]
@@ -170,7 +145,7 @@ class GaussianHead(ActionHead):
         apart = 0.5 * ((mean - other) * (-other_log_std).exp()).square()
         return (0.5 * ((2.0 * gap).exp() - 1.0) - gap + apart).sum(-1)
 
-    def sent(self, action: NDArray[np.float32]) -> NDArray[Any]:
+    def to_env(self, action: NDArray[np.float32]) -> NDArray[Any]:
         if self.unit_box and self.bounds == "clip":
             clipped: NDArray[np.float32] = np.minimum(np.maximum(action, -ONE), ONE)
             return clipped.reshape(-1, *self.space.shape)
@@ -204,7 +179,7 @@ class CategoricalHead(ActionHead):
     def last_layer(self) -> nn.Linear:
         return self.logits
 
-    def law(self, output: Tensor) -> Tensor:
+    def distribution(self, output: Tensor) -> Tensor:
         """Log-probabilities, flattened (..., A * width); choices a dimension does not have are at -1e9."""
         logits = self.by_choice(output)
         if self.ragged:
@@ -215,15 +190,17 @@ class CategoricalHead(ActionHead):
         """(..., A, width)"""
         return parameters.reshape(*parameters.shape[:-1], self.action_dim, self.width)
 
-    def sample(self, parameters: Tensor, chance: Tensor) -> Tensor:
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
         cumulative = self.by_choice(parameters).exp().cumsum(-1)
-        return (chance.unsqueeze(-1) * cumulative[..., -1:] >= cumulative[..., :-1]).sum(-1).to(parameters.dtype)
+        return (noise.unsqueeze(-1) * cumulative[..., -1:] >= cumulative[..., :-1]).sum(-1).to(parameters.dtype)
 
-    def act_on_array(self, output: NDArray[np.float32], prepared: NDArray[np.float32]) -> NDArray[np.float32]:
+    def sample_array(self, output: NDArray[np.float32], noise: NDArray[np.float32]) -> NDArray[np.float32]:
         if self.ragged:
-            return super().act_on_array(output, prepared)
-        chosen = np.empty_like(prepared)
-        choose(output, prepared, chosen)
+            return super().sample_array(output, noise)
+        logits = output.reshape(len(output), self.action_dim, self.width)
+        cumulative = np.exp(logits - logits.max(-1, keepdims=True)).cumsum(-1)
+        passed = noise[..., None] * cumulative[..., -1:] >= cumulative[..., :-1]
+        chosen: NDArray[np.float32] = passed.sum(-1).astype(np.float32)
         return chosen
 
     def mode(self, parameters: Tensor) -> Tensor:
@@ -239,7 +216,7 @@ class CategoricalHead(ActionHead):
     def divergence(self, from_: Tensor, to: Tensor, detach_spread: bool = False) -> Tensor:
         return (from_.exp() * (from_ - to)).sum(-1)
 
-    def sent(self, action: NDArray[np.float32]) -> NDArray[Any]:
+    def to_env(self, action: NDArray[np.float32]) -> NDArray[Any]:
         chosen = action.astype(np.int64)
         if isinstance(self.space, spaces.Discrete):
             return chosen.reshape(-1) + int(self.space.start)
@@ -260,11 +237,11 @@ class BernoulliHead(ActionHead):
     def last_layer(self) -> nn.Linear:
         return self.logits
 
-    def law(self, output: Tensor) -> Tensor:
+    def distribution(self, output: Tensor) -> Tensor:
         return output
 
-    def sample(self, parameters: Tensor, chance: Tensor) -> Tensor:
-        return (chance < parameters.sigmoid()).to(parameters.dtype)
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        return (noise < parameters.sigmoid()).to(parameters.dtype)
 
     def mode(self, parameters: Tensor) -> Tensor:
         return (parameters > 0).to(parameters.dtype)
@@ -279,7 +256,7 @@ class BernoulliHead(ActionHead):
         on = from_.sigmoid() * (from_ - to)
         return (on + functional.softplus(to) - functional.softplus(from_)).sum(-1)
 
-    def sent(self, action: NDArray[np.float32]) -> NDArray[Any]:
+    def to_env(self, action: NDArray[np.float32]) -> NDArray[Any]:
         return action.astype(np.int8).reshape(-1, *self.space.shape)
 
 

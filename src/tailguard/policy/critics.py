@@ -1,4 +1,4 @@
-"""Critic heads: from features to a law of the return, in the normalized units of the return scale."""
+"""Critic heads: from features to a distribution of the return, in the normalized units of the return scale."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from tailguard.policy.known import is_plain
 class CriticConfig(Config):
     """The critics: how many, what they predict, how they are fitted."""
 
+    removed = {"precision": ("float32", "critics are float32 always.")}  # noqa: RUF012
+
     kind: Literal["quantile", "categorical"] = "quantile"
     """Quantile regression, or probabilities of fixed atoms fitted by two-hot projection."""
     twin: bool = True
@@ -44,9 +46,6 @@ class CriticConfig(Config):
     """Range, in normalized units, within which predictions may move per update; None switches clipping off."""
     value_clip_mode: ValueClipMode = "mean_only"
     """What is clipped: the mean, mean and spread, or each quantile."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the factors in the products of the way there, but for those of the last layer; sums are float32
-    always. bfloat16 is faster on processors that multiply it (docs/speed.md)."""
 
     @model_validator(mode="after")
     def clipping_needs_quantiles(self) -> CriticConfig:
@@ -83,11 +82,6 @@ class CriticConfig(Config):
         return self
 
     @property
-    def rounded(self) -> bool:
-        """Whether factors are rounded to bfloat16."""
-        return self.precision == "bfloat16"
-
-    @property
     def levels(self) -> tuple[float, ...]:
         """Levels of the quantiles every critic reports."""
         if self.grid == "midpoint" or self.n_quantiles == 1:
@@ -106,7 +100,7 @@ class CriticHead(nn.Module):
         self.masses: Tensor
 
     def quantiles(self, output: Tensor) -> Tensor:
-        """Quantiles (..., Q) of the predicted law at the grid's levels."""
+        """Quantiles (..., Q) of the predicted distribution at the grid's levels."""
         raise NotImplementedError
 
     def loss(self, output: Tensor, target: Tensor, old_quantiles: Tensor | None) -> Tensor:

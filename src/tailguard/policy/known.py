@@ -1,4 +1,4 @@
-"""What compiled loops may do in the place of torch: the work of modules that are exactly what they were written for.
+"""What the native core may do in the place of torch: the work of modules that are exactly what they were written for.
 
 A subclass, a module in another's place, a hook, or a method that was put on one object: torch does all of it, and
 calls every module as a module, so that acting, training, evaluation and `predict` apply the same function.
@@ -50,7 +50,7 @@ def is_chain(layers: nn.Module, activation: type[nn.Module], width: int, last: n
 
 
 def is_usable(layer: nn.Linear, in_features: int) -> bool:
-    """Whether loops can read a linear layer's numbers: float32 on the CPU, with a bias."""
+    """Whether the native core can read a linear layer's numbers: float32 on the CPU, with a bias."""
     parts = (layer.weight, layer.bias)
     return layer.in_features == in_features and all(
         type(part) is nn.Parameter and part.device.type == "cpu" and part.dtype == torch.float32 for part in parts

@@ -13,18 +13,13 @@ from torch import Tensor, nn
 
 from tailguard.errors import ConfigError, EnvContractError
 from tailguard.normalization import Affine
-from tailguard.policy.acting import Acting, CompiledActing, CompiledStep, Step
-from tailguard.policy.action_heads import HEADS, ActionHead, GaussianHead, make_action_head
+from tailguard.policy.action_heads import ActionHead, GaussianHead, make_action_head
 from tailguard.policy.config import ACTIVATIONS, PolicyConfig
-from tailguard.policy.critics import CriticConfig, CriticHead, QuantileHead, aggregate, make_critic_head
-from tailguard.policy.known import is_chain, is_plain, refuse_hooks_never_called, replaced
-from tailguard.policy.layers import layered
-from tailguard.policy.reading import TrunkReader
+from tailguard.policy.critics import CriticConfig, CriticHead, aggregate, make_critic_head
+from tailguard.policy.known import refuse_hooks_never_called, replaced
+from tailguard.policy.observation_mask import flat_features, make_observation_mask
 from tailguard.policy.recurrent import GRU, LSTM, Layout, Memory, NoMemory, State, Unrolled, join_layers, make_memory
 from tailguard.policy.risk_value import RiskValue
-from tailguard.policy.sight import flat_features, make_sight
-from tailguard.policy.torch_acting import TorchActing
-from tailguard.policy.trunk_kernel import ACTIVATIONS as COMPILED_ACTIVATIONS
 
 
 class Trunk(nn.Module):
@@ -44,7 +39,6 @@ class Trunk(nn.Module):
             width = next_width
         self.layers = nn.Sequential(*layers)
         self.out_features = width
-        self.activation = config.activation_fn
 
     def forward(
         self, x: Tensor, state: State, layout: Layout | None = None, extra: Tensor | None = None
@@ -57,40 +51,17 @@ class Trunk(nn.Module):
         aside = unrolled.extra_features if extra is None else self.layers(unrolled.extra_features)
         return Unrolled(self.layers(unrolled.features), aside, unrolled.state)
 
-    def step(self, last: nn.Linear, n: int) -> Step:
-        """A function (observations (n, F), state) -> (output (n, W), state after) with the weights as they are now."""
-        memory = self.compiled_memory(last)
-        if memory is not None:
-            return CompiledStep(memory, self.linear(last), self.activation, n)
-
-        def step(x: Tensor, state: State) -> tuple[Tensor, State]:
-            features, state = self(x, state)
-            return last(features), state
-
-        return step
-
-    def compiled_memory(self, last: nn.Linear) -> LSTM | None:
-        """The memory, where this trunk is exactly what the compiled loops know; None where torch has to do the work."""
-        memory, known = self.memory, self.activation in COMPILED_ACTIVATIONS and is_plain(self, Trunk)
-        if not known or not isinstance(memory, LSTM) or not memory.is_known():
-            return None
-        known = is_chain(self.layers, ACTIVATIONS[self.activation], memory.out_features, last)
-        return memory if known else None
-
-    def layered(self, features: Tensor, last: nn.Linear) -> Tensor:
-        """last(layers(features)) with gradient, in compiled loops: of a trunk that they know."""
-        return layered(self.linear(last), self.activation == "relu", features)
-
-    def linear(self, last: nn.Linear) -> list[nn.Linear]:
-        """All linear layers after the memory, and the head's."""
-        return [*(layer for layer in self.layers if isinstance(layer, nn.Linear)), last]
+    @property
+    def linear(self) -> list[nn.Linear]:
+        """The linear layers after the memory."""
+        return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
 
 
-class Judged(NamedTuple):
-    """A critic's word on some steps."""
+class CriticOutput(NamedTuple):
+    """What a critic predicts at some steps."""
 
-    quantiles: Tensor  # (..., Q) in normalized units
-    features: Tensor  # (..., H) what the head read
+    quantiles: Tensor  # (..., Q) of the return, in normalized units
+    features: Tensor  # (..., D) what the head read
 
 
 class Critic(nn.Module):
@@ -98,44 +69,33 @@ class Critic(nn.Module):
 
     def __init__(self, in_features: int, config: PolicyConfig, critic: CriticConfig) -> None:
         super().__init__()
-        self.sight = make_sight(in_features, config.hidden_from_critics)
+        self.mask = make_observation_mask(in_features, config.hidden_from_critics)
         self.trunk = Trunk(in_features, config.net_arch.vf, config)
         self.head: CriticHead = make_critic_head(self.trunk.out_features, critic)
 
     def features(self, obs: Tensor, layout: Layout, state: State) -> Tensor:
         """What the head reads (L, B, H), for whole sequences."""
-        return self.trunk(self.sight(obs), state, layout).features  # type: ignore[no-any-return]
+        return self.trunk(self.mask(obs), state, layout).features  # type: ignore[no-any-return]
 
     def forward(self, obs: Tensor, layout: Layout, state: State) -> Tensor:
         """The head's output (L, B, *) for whole sequences, in normalized units."""
         return self.head(self.features(obs, layout, state))  # type: ignore[no-any-return]
 
-    def evaluate(self, obs: Tensor, layout: Layout, state: State, extra: Tensor) -> tuple[Judged, Judged, State]:
-        """Laws of the steps (L, B, *) and of extra observations (E, *), and the state after the last step."""
-        unrolled = self.trunk(self.sight(obs), state, layout, self.sight(extra))
-        return self.judged(unrolled.features), self.judged(unrolled.extra_features), unrolled.state
+    def evaluate(
+        self, obs: Tensor, layout: Layout, state: State, extra: Tensor
+    ) -> tuple[CriticOutput, CriticOutput, State]:
+        """Predictions at the steps (L, B, *) and at extra observations (E, *), and the state after the last step."""
+        unrolled = self.trunk(self.mask(obs), state, layout, self.mask(extra))
+        return self.output(unrolled.features), self.output(unrolled.extra_features), unrolled.state
 
-    def step(self, obs: Tensor, state: State) -> tuple[Judged, State]:
-        """Laws (N, *) of single observations and the next state."""
-        features, state = self.trunk(self.sight(obs), state)
-        return self.judged(features), state
+    def step(self, obs: Tensor, state: State) -> tuple[CriticOutput, State]:
+        """Predictions (N, *) at single observations, and the state after them."""
+        features, state = self.trunk(self.mask(obs), state)
+        return self.output(features), state
 
-    def compiled_memory(self) -> LSTM | None:
-        """The memory, where the compiled loops know all of this critic; None where torch has to do the work."""
-        known = is_plain(self, Critic) and is_plain(self.head, QuantileHead)
-        return self.trunk.compiled_memory(self.head.last_layer) if known else None
-
-    def reader(self, sequence_length: int) -> TrunkReader | None:
-        """This critic in compiled loops, with the weights as they are now; None where torch has to do the work."""
-        memory = self.compiled_memory()
-        if memory is None:
-            return None
-        trunk, rounded = self.trunk, self.head.config.rounded
-        return TrunkReader(memory, trunk.linear(self.head.last_layer), trunk.activation, rounded, sequence_length)
-
-    def judged(self, features: Tensor) -> Judged:
-        """From what the head reads to the law."""
-        return Judged(self.head.quantiles(self.head(features)), features)
+    def output(self, features: Tensor) -> CriticOutput:
+        """The prediction from what the head reads."""
+        return CriticOutput(self.head.quantiles(self.head(features)), features)
 
 
 class RecurrentPolicy(BasePolicy):
@@ -168,8 +128,8 @@ class RecurrentPolicy(BasePolicy):
             Critic(self.obs_features, self.config, self.critic_config) for _ in range(n_critics)
         )
         features = self.critic_list[0].trunk.out_features
-        sight = make_sight(self.obs_features, self.config.hidden_from_critics)
-        self.risk_value = RiskValue(features, self.obs_features, sight, risk_units) if risk_units else None
+        mask = make_observation_mask(self.obs_features, self.config.hidden_from_critics)
+        self.risk_value = RiskValue(features, self.obs_features, mask, risk_units) if risk_units else None
 
     @property
     def device(self) -> torch.device:
@@ -189,37 +149,8 @@ class RecurrentPolicy(BasePolicy):
 
     # acting
 
-    def actor_step(self, n: int) -> Step:
-        """A function (observations (n, F), state) -> (output (n, W) that the action head makes a law of, state after).
-
-        It keeps the weights of this moment. `state` must be zero where an episode starts.
-        """
-        return self.actor.step(self.action_head.last_layer, n)
-
-    def acting(self, n_steps: int, n: int, generator: torch.Generator) -> Acting:
-        """The actor through a rollout, with the weights of this moment; all chance is drawn at once."""
-        head = self.action_head
-        chance = head.chance((n_steps, n), generator).to(self.device)
-        if self.compiled_actor() is None:
-            return TorchActing(self.action_step, head, chance)
-        step = self.actor_step(n)
-        assert isinstance(step, CompiledStep)  # noqa: S101 (the loops know it)
-        return CompiledActing(step, head, head.prepared(chance))
-
-    def mode_step(self, n: int) -> Step:
-        """A function (observations (n, F), state) -> (most likely action (n, A), state after), with the weights of this
-        moment; `state` must be zero where an episode starts."""
-        head, known = self.action_head, self.compiled_actor() is not None
-        step, read = (self.actor_step(n), head.favourite) if known else (self.action_step, head.mode)
-
-        def mode(observations: Tensor, state: State) -> tuple[Tensor, State]:
-            found, state = step(observations, state)
-            return read(found), state
-
-        return mode
-
     def action_step(self, obs: Tensor, state: State) -> tuple[Tensor, State]:
-        """Parameters (n, P) of the action law for single observations (n, F), and the state after.
+        """Parameters (n, P) of the action distribution for single observations (n, F), and the state after.
 
         The last step of `action_parameters`, which a subclass may override alone.
         """
@@ -229,18 +160,10 @@ class RecurrentPolicy(BasePolicy):
         one_step = Layout(np.zeros((1, len(obs)), np.bool_))
         return self.action_parameters(obs.unsqueeze(0), one_step, state)[0], after
 
-    def compiled_actor(self) -> LSTM | None:
-        """The actor's memory, where the compiled loops know all that acts; None where torch has to do the work."""
-        head = self.action_head
-        plain = any(is_plain(head, kind) for kind in HEADS)
-        if not plain or replaced(self, RecurrentPolicy, ("action_parameters", "action_step")):
-            return None
-        return self.actor.compiled_memory(head.last_layer)
-
     def refuse_what_nobody_calls(self) -> None:
         """Methods and hooks that only some of acting, training, evaluation and `predict` would go through."""
         refuse_hooks_never_called(self, (RecurrentPolicy, Critic))
-        lonely = replaced(self, RecurrentPolicy, ("action_step", "acting", "actor_step", "mode_step"))
+        lonely = replaced(self, RecurrentPolicy, ("action_step",))
         if lonely and not replaced(self, RecurrentPolicy, ("action_parameters",)):
             raise ConfigError(
                 f"{type(self).__name__} overrides {' and '.join(lonely)}, which training does not go through. Override "
@@ -255,7 +178,7 @@ class RecurrentPolicy(BasePolicy):
                     "override both, to the same effect."
                 )
         for c, critic in enumerate(self.critic_list):
-            lonely = replaced(critic, Critic, ("forward", "features", "evaluate", "step", "judged", "reader"))
+            lonely = replaced(critic, Critic, ("forward", "features", "evaluate", "step", "output"))
             if lonely:
                 raise ConfigError(
                     f"critics.{c} overrides {' and '.join(lonely)}, which only some of training, evaluation and "
@@ -268,7 +191,7 @@ class RecurrentPolicy(BasePolicy):
 
     # learning
 
-    def narrow(self, progress: float) -> None:
+    def clamp_log_std(self, progress: float) -> None:
         """Let the ceiling on a Gaussian policy's spread fall; between updates, so that acting and learning agree."""
         end, head = self.config.log_std_end, self.action_head
         if end is not None and isinstance(head, GaussianHead) and head.log_std.requires_grad:
@@ -276,14 +199,11 @@ class RecurrentPolicy(BasePolicy):
                 head.log_std.clamp_(max=self.config.log_std_init + progress * (end - self.config.log_std_init))
 
     def action_parameters(self, obs: Tensor, layout: Layout, state: State) -> Tensor:
-        """Parameters (L, B, P) of the action law over whole sequences."""
-        memory, head = self.compiled_actor(), self.action_head
-        if memory is None:
-            return self.action_head(self.actor(obs, state, layout).features)  # type: ignore[no-any-return]
-        return head.law(self.actor.layered(memory(obs, state, layout).features, head.last_layer))
+        """Parameters (L, B, P) of the action distribution over whole sequences (L, B, F)."""
+        return self.action_head(self.actor(obs, state, layout).features)  # type: ignore[no-any-return]
 
     def aggregate(self, quantiles: list[Tensor]) -> Tensor:
-        """One law from the critics' (..., Q); the same everywhere."""
+        """One distribution from the critics' (..., Q); the same everywhere."""
         return aggregate(quantiles, self.masses, self.critic_config.aggregation)
 
     @property
@@ -345,15 +265,15 @@ class RecurrentPolicy(BasePolicy):
         before = self.states_from(state, episode_start, len(obs))
         parameters, acted = self.action_step(obs, before[0])
         seen = [
-            critic.trunk.memory(critic.sight(obs), part)
+            critic.trunk.memory(critic.mask(obs), part)
             for critic, part in zip(self.critic_list, before[1:], strict=True)
         ]
         head = self.action_head
         if deterministic:
             action = head.mode(parameters)
         else:
-            action = head.sample(parameters, head.chance((len(obs),), None).to(self.device))
-        actions = head.to_env(action)
+            action = head.sample(parameters, head.noise((len(obs),), None).to(self.device))
+        actions = head.to_env(action.numpy(force=True))
         after = join_layers([acted, *(part for _, part in seen)])
         return (actions[0] if single else actions), after.detach_numpy()
 

@@ -1,9 +1,9 @@
 """Memory: recurrent layers that run over whole sequences in one call, episode starts included.
 
-On a CPU the LSTM has compiled loops of its own (lstm_kernel.py). Torch's fused calls, which serve the GRU and other
-devices, know nothing of episodes. So that they need not be cut where one starts, control rows are inserted between the
-steps, and two extra input channels drive the gates of those rows into saturation: a *reset* row leaves exactly zero
-state behind, a *hold* row (padding) carries the cell on unchanged (docs/algorithm.md, eq. 2-3).
+Torch's fused calls know nothing of episodes. So that sequences need not be cut where one starts, control rows are
+inserted between the steps, and two extra input channels drive the gates of those rows into saturation: a *reset* row
+leaves exactly zero state behind, a *hold* row (padding) carries the cell on unchanged (docs/algorithm.md, eq. 2-3).
+The native core runs the same LSTM without such rows (kernels/, policy/native.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tailguard.policy.known import is_plain
-from tailguard.policy.lstm_kernel import LSTMLayer
 
 Bools = NDArray[np.bool_]
 
@@ -33,6 +32,10 @@ class State(NamedTuple):
 
     def detach_numpy(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         return self.hidden.numpy(force=True), self.cell.numpy(force=True)
+
+    def copy(self) -> State:
+        """A copy in contiguous memory, which may be stepped in place."""
+        return State(*(part.clone(memory_format=torch.contiguous_format) for part in self))
 
     def select(self, envs: Any) -> State:
         """State of some environments."""
@@ -232,7 +235,7 @@ class LSTM(GatedMemory):
             nn.init.ones_(bias.data[hidden_size : 2 * hidden_size])  # remember by default
 
     def is_known(self) -> bool:
-        """Whether it is exactly what the compiled loops compute: no subclass, no hook, all float32 on the CPU."""
+        """Whether it is exactly what the native core computes: no subclass, no hook, all float32 on the CPU."""
         lists = (self.input_weight, self.hidden_weight, self.bias)
         return (
             is_plain(self, LSTM)
@@ -245,21 +248,6 @@ class LSTM(GatedMemory):
         columns[[0, 1, 3], :, 0] = -SATURATE  # reset: nothing in, nothing kept, nothing out
         columns[0, :, 1], columns[1, :, 1] = -SATURATE, SATURATE  # hold: nothing in, all kept
         return columns.view(-1, 2)
-
-    def unroll(self, x: Tensor, layout: Layout, state: State, extra: Tensor | None = None) -> Unrolled:
-        if x.device.type != "cpu" or x.dtype != torch.float32:
-            return super().unroll(x, layout, state, extra)
-        hidden, cells = [], []
-        for layer in range(self.n_layers):
-            weights = self.input_weight[layer], self.hidden_weight[layer], self.bias[layer]
-            x, cell = LSTMLayer.apply(x, state.hidden[layer], state.cell[layer], *weights, layout.starts)  # type: ignore[no-untyped-call]
-            hidden.append(x)
-            cells.append(cell)
-        after = State(torch.stack([h[-1] for h in hidden]), torch.stack([c[-1] for c in cells]))
-        if extra is None or layout.extra is None or not len(extra):
-            return Unrolled(x, x.new_zeros(0, self.out_features), after)
-        ended = State(torch.stack([h[layout.extra] for h in hidden]), torch.stack([c[layout.extra] for c in cells]))
-        return Unrolled(x, self.step(extra, ended)[0], after)
 
     def fused(self, x: Tensor, layer: int, weight: Tensor, state: State) -> tuple[Tensor, State]:
         parameters = [weight, self.hidden_weight[layer], self.bias[layer], self.no_bias]

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from tailguard.normalization import Affine
 from tailguard.policy.known import is_chain, is_plain
-from tailguard.policy.layers import layered
-from tailguard.policy.products import Array
 
 PERIOD_FEATURES = 2
 """How far X stands from the threshold, and the share of the period that is over."""
@@ -21,9 +19,9 @@ class RiskValue(nn.Module):
     observation, and where the period stands: a baseline may know X even where the policy does not.
     """
 
-    def __init__(self, critic_features: int, obs_features: int, sight: nn.Module, units: int) -> None:
+    def __init__(self, critic_features: int, obs_features: int, mask: nn.Module, units: int) -> None:
         super().__init__()
-        self.sight = sight
+        self.mask = mask
         inputs = critic_features + obs_features + PERIOD_FEATURES
         self.layers = nn.Sequential(nn.Linear(inputs, units), nn.Tanh(), nn.Linear(units, units), nn.Tanh())
         self.output = nn.Linear(units, 1)
@@ -38,23 +36,16 @@ class RiskValue(nn.Module):
         return self.output(self.layers(self.inputs(critic_features, obs, period))).squeeze(-1)  # type: ignore[no-any-return]
 
     def inputs(self, critic_features: Tensor, obs: Tensor, period: Tensor) -> Tensor:
-        return torch.cat([critic_features.detach(), self.sight(obs), period], -1)
+        return torch.cat([critic_features.detach(), self.mask(obs), period], -1)
 
     @property
     def linear(self) -> list[nn.Linear]:
         return [*(layer for layer in self.layers if isinstance(layer, nn.Linear)), self.output]
 
     def is_known(self) -> bool:
-        """Whether it is exactly what the compiled loops compute; otherwise torch has to do the work."""
+        """Whether it is exactly what the native core computes; otherwise torch does the work."""
         n_in = self.layers[0].in_features if isinstance(self.layers[0], nn.Linear) else 0
         return is_plain(self, RiskValue) and is_chain(self.layers, nn.Tanh, n_in, self.output)
-
-    @torch.no_grad()
-    def read(self, critic_features: Tensor, obs: Tensor, period: Tensor) -> Array:
-        """The same without gradient, in compiled loops where these know the weights."""
-        if not self.is_known():
-            return self(critic_features, obs, period).numpy(force=True)  # type: ignore[no-any-return]
-        return layered(self.linear, False, self.inputs(critic_features, obs, period)).squeeze(-1).numpy()
 
     @torch.no_grad()
     def rescale(self, before: Affine, after: Affine) -> tuple[nn.Linear, float, float]:

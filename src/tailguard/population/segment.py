@@ -270,15 +270,17 @@ def validate(agent: DistributionalPPO, plan: Plan, beat: Beat) -> float:
     env, policy = plan.validation_env, agent.policy
     env.seed(plan.config.experiment.seed)
     observations, starts = env.reset(), np.ones(env.num_envs, np.bool_)
-    step, state = policy.mode_step(env.num_envs), policy.initial_state(env.num_envs)
-    head = policy.action_head
+    state, head = policy.initial_state(env.num_envs), policy.action_head
     total, n_episodes = 0.0, 0
     for number in range(plan.config.population.score_steps):
         n_episodes += int(starts.sum())
         if starts.any():
             state = state.keep(torch.from_numpy(~starts).float().to(policy.device))
-        action, state = step(policy.flat(agent.obs_stats.normalize(np.asarray(observations))), state)
-        observations, rewards, starts, _ = env.step(head.to_env(action))
+        with torch.no_grad():
+            distribution, state = policy.action_step(
+                policy.flat(agent.obs_stats.normalize(np.asarray(observations))), state
+            )
+        observations, rewards, starts, _ = env.step(head.to_env(head.mode(distribution).numpy(force=True)))
         total += float(np.sum(rewards, dtype=np.float64))
         if number % 256 == 0:
             beat()

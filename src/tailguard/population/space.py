@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from tailguard.configuration import Config, PositiveFloat, UnitInterval
 from tailguard.errors import ConfigError, InertSetting, InertSettingError, did_you_mean
 from tailguard.ppo.config import PPOConfig
-from tailguard.ppo.update import OPTIMIZERS
+from tailguard.ppo.learner import OPTIMIZERS
 
 Value = bool | int | float | str
 C = TypeVar("C", bound=Config)
@@ -24,7 +24,6 @@ FIXED: dict[str, str] = {
     "n_steps": "segments of different members would no longer be equally many environment steps",
     "torch_threads": "results would depend on it in the last bits",
     "update_threads": "it changes how fast a member is, not how it learns",
-    "gradient_precision": "it changes how fast a member is, and hardly how it learns",
     "optimizer": "the state of one optimizer does not fit another",
     "critic.kind": "it changes the shape of the critics",
     "critic.twin": "it changes the number of critics",
@@ -32,7 +31,6 @@ FIXED: dict[str, str] = {
     "critic.n_atoms": "it changes the shape of the critics",
     "critic.grid": "a trained head would stand for other levels than it learned",
     "critic.tail_alpha": "a trained head would stand for other levels than it learned",
-    "critic.precision": "it changes how fast a member is, and hardly how it learns",
     "critic.support": "a trained head would stand for other returns than it learned",
     "return_scale.enabled": "a trained critic would be read in another unit than it learned",
     "risk.mode": "it decides which heads and which state there are",

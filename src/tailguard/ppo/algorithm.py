@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import chain, islice
+import logging
+from collections.abc import Mapping
+from itertools import chain
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -20,6 +21,7 @@ from tailguard.errors import ConfigError, InertSettingError, StateError
 from tailguard.health import metrics
 from tailguard.health.alerts import AlertMonitor
 from tailguard.health.metrics import Meter, Metric
+from tailguard.kernels import native, status
 from tailguard.leftovers import remove_empty_compiler_folder
 from tailguard.normalization import Affine, ObservationStatistics, ReturnScale, refuse_two_return_scales
 from tailguard.policy import RecurrentPolicy
@@ -27,7 +29,8 @@ from tailguard.ppo.bundle_checks import refuse_networks_beyond_memory
 from tailguard.ppo.config import PPOConfig
 from tailguard.ppo.hindsight import make_hindsight
 from tailguard.ppo.interruption import named_stop
-from tailguard.ppo.objective import Knobs
+from tailguard.ppo.learner import Learner, Schedules
+from tailguard.ppo.native_update import why_torch_learns
 from tailguard.ppo.randomness import Randomness
 from tailguard.ppo.risk import make_risk
 from tailguard.ppo.saving import BundledAlgorithm, EpisodeWindow, Progress
@@ -38,19 +41,20 @@ from tailguard.ppo.settings import (
 )
 from tailguard.ppo.threads import keep_freed_memory
 from tailguard.ppo.trunk_figures import gradient_figures, state_figures
-from tailguard.ppo.update import Learner
+from tailguard.ppo.update import UpdateStats, update
 from tailguard.ppo.watch import TradingSample, calibration_figures, explained_variance, rollout_figures
 from tailguard.rollout import RolloutBuffer, SequenceBatch
 from tailguard.rollout.advantages import normalize_valid
-from tailguard.rollout.collect import Judges, Live, collect_steps
+from tailguard.rollout.collect import RolloutState, collect_steps
 from tailguard.rollout.contract import watched_environments
-from tailguard.rollout.sequences import Choice, minibatches, reserve, sequences_of
+from tailguard.rollout.evaluate import evaluate_rollout
+from tailguard.rollout.sequences import reserve, sequences_of
 from tailguard.rollout.targets import return_law_samples, rewards_to_go
 from tailguard.rollout.workers import watch_workers
 from tailguard.schedules import EntropyCoefficient, KLPenalty, value_at
 from tailguard.stateful import Stateful
 
-Results = Mapping[Metric, float]  # of one step
+log = logging.getLogger(__name__)
 
 
 class DistributionalPPO(BundledAlgorithm):
@@ -137,7 +141,7 @@ class DistributionalPPO(BundledAlgorithm):
         self.meter = Meter()
         self.trading = TradingSample()
         self.n_reserve_all_masked = 0
-        self.live: Live | None = None
+        self.live: RolloutState | None = None
         self.in_update = False  # from the first step of a rollout to the end of the training on it
         self.size_rollouts()
 
@@ -168,6 +172,7 @@ class DistributionalPPO(BundledAlgorithm):
         self._custom_logger &= not silent
         if resets or self.live is None:
             self.start_live()
+        log.log(logging.INFO if native() is not None else logging.WARNING, "Updates run on %s", self.update_runs_on)
         n_updates = self._total_timesteps // (self.config.n_steps * self.n_envs)
         self.adversary.begin(n_updates, reset_num_timesteps, self.env)
         return prepared
@@ -190,7 +195,7 @@ class DistributionalPPO(BundledAlgorithm):
     def collect_rollouts(  # type: ignore[override]
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
-        """Fill the buffer, let the critics judge it, estimate advantages, then move the observation statistics."""
+        """Fill the buffer, let the critics evaluate it, estimate advantages, then move the observation statistics."""
         self.policy.set_training_mode(False)
         callback.on_rollout_start()
         self.policy.refuse_what_nobody_calls()
@@ -204,7 +209,6 @@ class DistributionalPPO(BundledAlgorithm):
             callback.update_locals({"self": self, "env": env, "rollout_buffer": rollout_buffer, **seen})
             if not callback.on_step():
                 return False
-            judges.follow()
             self.hindsight.note(env)
             self.trading.note(seen["n_steps"], seen["rewards"], seen["infos"])
             ended = seen["dones"].nonzero()[0]
@@ -212,7 +216,7 @@ class DistributionalPPO(BundledAlgorithm):
                 self._update_info_buffer([seen["infos"][n] for n in ended], seen["dones"][ended])
             return True
 
-        with self.obs_stats.frozen(), Judges(self.policy, rollout_buffer, live, self.learner.threads) as judges:
+        with self.obs_stats.frozen():
             raw = collect_steps(
                 env, self.policy, rollout_buffer, live, self.obs_stats, self.randomness.actions, after_each_step
             )
@@ -220,14 +224,14 @@ class DistributionalPPO(BundledAlgorithm):
             return False
         to_go = rewards_to_go(rollout_buffer.rewards, rollout_buffer.dones, self.config.gamma)
         self.return_scale.calibrate(to_go[rollout_buffer.valid])
-        judges.speak(self.return_scale.snapshot)
+        evaluate_rollout(self.policy, rollout_buffer, live, self.return_scale.snapshot, self.learner.n_threads)
         self.estimate_advantages()
         self.risk.judge(self.policy, rollout_buffer, live)
         self.follow_observations(raw)
         callback.on_rollout_end()
         return True
 
-    def live_now(self) -> Live:
+    def live_now(self) -> RolloutState:
         """Where acting stands; learn() has prepared it."""
         if self.live is None:
             raise StateError("There is nothing to go on from: rollouts are collected inside learn().")
@@ -243,32 +247,30 @@ class DistributionalPPO(BundledAlgorithm):
 
     # learning
 
+    @property
+    def update_runs_on(self) -> str:
+        """What computes the gradients of an update: the native core, or torch and why."""
+        reason = why_torch_learns(self.learner)
+        return status() if reason is None else f"torch ({reason})"
+
     def train(self) -> None:
         """One update on the rollout just collected (docs/algorithm.md, Algorithm 1)."""
         self.policy.set_training_mode(True)
         self.follow_settings()
-        now = self.knobs()
+        schedules = self.schedules()
         self.adversary.face(self.observation_space, self.obs_stats)
         self.move_return_scale()
         sequences = self.sequences()
         training, reserved = reserve(sequences.n_sequences, self.config.ev_reserve, self.randomness.batches)
-
-        epochs = 0
-        for results in self.epochs(sequences, training, now):
-            if not self.note_epoch(results):
-                continue
-            epochs += 1
-            kl = self.meter.mean(metrics.KL)
-            if now.target_kl is not None and kl is not None and kl > now.target_kl:
-                break
-        self._n_updates += epochs
-        self.finish_update(sequences.select(reserved), now)
+        stats = update(self.learner, sequences, training, schedules, self.randomness.batches)
+        self._n_updates += stats.n_epochs
+        self.finish_update(stats, sequences.select(reserved), schedules)
         self.in_update = False
 
-    def knobs(self) -> Knobs:
+    def schedules(self) -> Schedules:
         """Every scheduled value, read once."""
         progress = 1.0 - self._current_progress_remaining
-        return Knobs(
+        return Schedules(
             learning_rate=value_at(self.config.learning_rate, progress),
             clip_range=value_at(self.config.clip_range, progress),
             ent_coef=self.entropy.value,
@@ -307,34 +309,11 @@ class DistributionalPPO(BundledAlgorithm):
         scale, clips = self.return_scale.snapshot, config.critic.value_clip is not None
         return sequences_of(buffer, advantages, target, scale, self.risk.lesson(buffer), clips)
 
-    def epochs(self, sequences: SequenceBatch, training: NDArray[Any], now: Knobs) -> Iterator[list[Results | None]]:
-        """What the steps of each pass over the training sequences say. Where nothing can stop the update between two
-        passes, they are told to the learner together."""
-        together = self.config.n_epochs if now.target_kl is None else 1
-        for _ in range(0, self.config.n_epochs, together):
-            batches = [minibatches(training, self.batch_sequences, self.randomness.batches) for _ in range(together)]
-            passes = [[Choice(sequences, chosen) for chosen in batch] for batch in batches]
-            steps = self.learner.steps([*chain.from_iterable(passes)], now, self.micro_sequences)
-            for choices in passes:
-                yield list(islice(steps, len(choices)))
-
-    def note_epoch(self, results: list[Results | None]) -> bool:
-        """Add up what an epoch's steps say; False when no batch held a valid sample."""
-        first, stepped = metrics.FIRST_LOG_RATIO, False
-        self.meter.restart(metrics.KL)
-        for stats in results:
-            if stats is not None:
-                seen_first = self.meter.mean(first) is not None  # it is meant for the update's first batch alone
-                self.meter.add({m: v for m, v in stats.items() if not (seen_first and m == first)})
-                stepped = True
-        if not stepped:
-            self.meter.add({metrics.EMPTY_EPOCHS: 1.0})
-        return stepped
-
-    def finish_update(self, reserved: SequenceBatch, now: Knobs) -> None:
+    def finish_update(self, stats: UpdateStats, reserved: SequenceBatch, now: Schedules) -> None:
         """Measure on the reserve, move the controllers, log everything once, check the alerts."""
         progress, scale, live = 1.0 - self._current_progress_remaining, self.return_scale.snapshot, self.live
-        self.policy.narrow(progress)
+        self.policy.clamp_log_std(progress)
+        self.meter.add(stats.means())
         ev = explained_variance(self.policy, reserved, scale)
         if ev is not None:
             self.meter.add({metrics.EXPLAINED_VARIANCE: ev})

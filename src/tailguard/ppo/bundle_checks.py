@@ -30,7 +30,7 @@ from tailguard.files import physical_memory
 from tailguard.optim import VarianceGradientScaler
 from tailguard.policy import PolicyConfig, RecurrentPolicy
 from tailguard.ppo.config import PPOConfig
-from tailguard.ppo.update import after_a_step
+from tailguard.ppo.learner import after_a_step
 from tailguard.stateful import Stateful
 
 NOT_NEGATIVE = {

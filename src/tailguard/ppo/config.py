@@ -30,6 +30,8 @@ from tailguard.schedules import EntropyConfig, KLPenaltyConfig, Schedule, Schedu
 class PPOConfig(Config):
     """Settings of `DistributionalPPO`; the names of SB3's RecurrentPPO where it has them."""
 
+    removed = {"gradient_precision": ("float32", "gradients are float32 always.")}  # noqa: RUF012
+
     learning_rate: Scheduled = Schedule(start=2e-3, end=0.0)
     """Step size: a number, a Schedule, or a function of the progress remaining (1 to 0)."""
     n_steps: PositiveInt = 128
@@ -78,16 +80,13 @@ class PPOConfig(Config):
     """Further options of that optimizer, by its own names."""
     vgs: VGSConfig | None = None
     """Variance gradient scaling; None measures gradient noise and scales nothing."""
-    gradient_precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the factors in the products of the way back; sums, losses and the way there are float32 always.
-    bfloat16 is faster on processors that multiply it (docs/speed.md)."""
     ev_reserve: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
     """Share of sequences that never enter a gradient and on which explained variance is measured."""
     max_skipped_steps: PositiveInt = 10
     """Non-finite steps in a row after which training stops with an error."""
     update_threads: Threads | None = None
-    """Threads that share an update, at most two for the actor and two per critic; None tries one and one per core at
-    the start and keeps the faster. Results do not depend on it."""
+    """Threads of the native core that share an update, at most two for the actor and two per critic; None takes all
+    cores this process may use. Results do not depend on it."""
     env_timeout: PositiveFloat = 60.0
     """Seconds without an answer after which the worker process of an environment is given up (SubprocVecEnv)."""
     torch_threads: Threads | None = 1

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import numba
 import numpy as np
 import torch
+
+from tailguard import kernels
 
 
 def fingerprint() -> dict[str, Any]:
@@ -19,7 +20,7 @@ def fingerprint() -> dict[str, Any]:
         "tailguard": package_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "numba": numba.__version__,
+        "kernels": kernels.status().split(",")[0],
         "python": platform.python_version(),
         "machine": platform.machine(),
         "cpu": torch.backends.cpu.get_cpu_capability(),

@@ -16,6 +16,7 @@ from stable_baselines3.common.utils import FloatSchedule
 from tailguard.errors import ConfigError
 from tailguard.policy import RecurrentPolicy
 from tailguard.ppo.config import PPOConfig
+from tailguard.ppo.learner import Learner
 from tailguard.ppo.randomness import Randomness
 from tailguard.ppo.renewal import renewed
 from tailguard.ppo.settings import (
@@ -24,7 +25,6 @@ from tailguard.ppo.settings import (
     refuse_more_than_memory,
     sequences_per_batch,
 )
-from tailguard.ppo.update import Learner
 from tailguard.rollout import RolloutBuffer
 from tailguard.rollout.collect import estimate_advantages
 from tailguard.schedules import EntropyCoefficient, plain_schedule
@@ -86,8 +86,6 @@ class LiveSettings(OnPolicyAlgorithm):
     learner: Learner
     entropy: EntropyCoefficient
     randomness: Randomness
-    batch_sequences: int
-    micro_sequences: int | None
     sized_for: PPOConfig  # batches
     estimated_with: tuple[float, float]  # discount and decay of the advantages in the buffer
     _config: PPOConfig
@@ -110,7 +108,6 @@ class LiveSettings(OnPolicyAlgorithm):
     optimizer = Setting()
     optimizer_kwargs = Setting()
     vgs = Setting()
-    gradient_precision = Setting()
     max_skipped_steps = Setting()
     update_threads = Setting()
     env_timeout = Setting()
@@ -199,7 +196,7 @@ class LiveSettings(OnPolicyAlgorithm):
         """Samples of a gradient step: those of the config, or what None stands for."""
         if self.config.batch_size is not None or not self.built:
             return self.config.batch_size
-        return self.batch_sequences * self.rollout_buffer.sequence_length
+        return self.learner.batch_sequences * self.rollout_buffer.sequence_length
 
     # following
 
@@ -222,7 +219,8 @@ class LiveSettings(OnPolicyAlgorithm):
         shape = {"n_steps": buffer.n_steps, "sequence_length": buffer.sequence_length}
         if config.batch_size is not None:
             shape["batch_size"] = min(config.batch_size, buffer.n_steps * buffer.n_envs)
-        _, self.batch_sequences, self.micro_sequences = sequences_per_batch(config.replace(**shape), buffer.n_envs)
+        _, batch, micro = sequences_per_batch(config.replace(**shape), buffer.n_envs)
+        self.learner.batch_sequences, self.learner.micro_sequences = batch, micro
         self.sized_for = config
 
     def estimate_advantages(self) -> None:
@@ -231,7 +229,7 @@ class LiveSettings(OnPolicyAlgorithm):
         estimate_advantages(self.rollout_buffer, *self.estimated_with)
 
     def follow_settings(self) -> None:
-        """Take up what a callback set after the rollout was sized and judged: one update sees one set of settings."""
+        """Take up what a callback set after the rollout was evaluated: one update sees one set of settings."""
         self.policy.refuse_what_nobody_calls()
         self.renew_learner()
         if self.sized_for is not self.config:

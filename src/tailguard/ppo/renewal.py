@@ -1,11 +1,11 @@
-"""A learner for networks of which somebody replaced a module or a parameter: what was there goes on learning."""
+"""A learner for networks in which a module or a parameter was replaced: what was there goes on learning."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from tailguard.ppo.update import Learner
+from tailguard.ppo.learner import Learner
 
 
 def renewed(learner: Learner, noise: torch.Generator) -> Learner:
@@ -26,7 +26,7 @@ def renewed(learner: Learner, noise: torch.Generator) -> Learner:
     if scaler.config.enabled or after.vector.sizes == before.sizes:  # what only measures starts anew without a word
         after.gradient_scaler.load_state_dict(scaler.state_dict())
     after.skipped.load_state_dict(learner.skipped.state_dict())
-    after.threads = learner.threads
+    after.batch_sequences, after.micro_sequences = learner.batch_sequences, learner.micro_sequences
     policy.optimizer = after.optimizer
     return after
 

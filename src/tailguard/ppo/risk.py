@@ -21,7 +21,7 @@ from tailguard.normalization import Affine, ReturnScale, ReturnScaleConfig
 from tailguard.policy import CriticConfig, RecurrentPolicy
 from tailguard.rollout import RolloutBuffer
 from tailguard.rollout.advantages import advantages, through_invalid
-from tailguard.rollout.collect import Live
+from tailguard.rollout.collect import RolloutState
 from tailguard.rollout.periods import Periods, risk_rewards, walk_periods
 from tailguard.rollout.targets import rewards_to_go
 from tailguard.schedules import Schedule
@@ -123,7 +123,7 @@ class Risk:
     def __init__(self, config: RiskConfig) -> None:
         self.config = config
 
-    def judge(self, policy: RecurrentPolicy, buffer: RolloutBuffer, live: Live) -> None:
+    def judge(self, policy: RecurrentPolicy, buffer: RolloutBuffer, state: RolloutState) -> None:
         """After the critics: what the rollout says about risk."""
 
     def follow_scale(self, policy: RecurrentPolicy, buffer: RolloutBuffer) -> list[tuple[nn.Linear, float, float]]:
@@ -195,17 +195,17 @@ class EpisodeRisk(Risk):
         self.recent = np.concatenate([self.recent, fresh])[-keep:]
         self.fresh = len(fresh) / keep
 
-    def judge(self, policy: RecurrentPolicy, buffer: RolloutBuffer, live: Live) -> None:
+    def judge(self, policy: RecurrentPolicy, buffer: RolloutBuffer, state: RolloutState) -> None:
         """Risk stream, its values and its advantages, in raw reward units and without discount."""
         periods = walk_periods(
             buffer.rewards,
             buffer.terminated,
             buffer.truncated,
-            live.period_return,
-            live.period_steps,
+            state.period_return,
+            state.period_steps,
             self.config.horizon,
         )
-        live.period_return, live.period_steps = periods.so_far[-1], periods.elapsed[-1]
+        state.period_return, state.period_steps = periods.so_far[-1], periods.elapsed[-1]
         self.remember(periods)
         if not len(self.recent):  # no period is over yet: there is no tail to speak of
             buffer.risk_advantages, buffer.risk_returns = np.zeros_like(buffer.rewards), np.zeros_like(buffer.rewards)
@@ -250,9 +250,12 @@ class EpisodeRisk(Risk):
 
     def decoded(self, policy: RecurrentPolicy, features: torch.Tensor, obs: Floats, period: Floats) -> Floats:
         assert policy.risk_value is not None  # noqa: S101 (built together with this part)
-        value = policy.risk_value.read(features, torch.from_numpy(obs), torch.from_numpy(period.astype(np.float32)))
+        inputs = (features, torch.from_numpy(obs), torch.from_numpy(period.astype(np.float32)))
+        with torch.no_grad():
+            value = policy.risk_value(*(part.to(policy.device) for part in inputs)).numpy(force=True)
         scale = self.scale.snapshot
-        return scale.mean + scale.std * value.astype(np.float64)
+        raw: Floats = scale.mean + scale.std * value.astype(np.float64)
+        return raw
 
     def follow_scale(self, policy: RecurrentPolicy, buffer: RolloutBuffer) -> list[tuple[nn.Linear, float, float]]:
         if not len(self.recent) or policy.risk_value is None:

@@ -41,7 +41,7 @@ from tailguard.ppo.session import (
 )
 from tailguard.ppo.settings import config_from, inert_for_space, restorable, settings_of
 from tailguard.ppo.spaces import build_space, describe_space
-from tailguard.rollout.collect import Live
+from tailguard.rollout.collect import RolloutState
 from tailguard.rollout.workers import watch_workers
 from tailguard.stateful import require_keys
 
@@ -52,7 +52,7 @@ class BundledAlgorithm(ParameterExchange):
     policy: RecurrentPolicy  # type: ignore[assignment]
     policy_name: str
     policy_config: PolicyConfig
-    live: Live | None
+    live: RolloutState | None
     in_update: bool
     n_reserve_all_masked: int
     saved_at: Path | None = None
@@ -171,7 +171,7 @@ class BundledAlgorithm(ParameterExchange):
         observations = np.asarray(self._last_obs)
         refuse_unfinished_numbers(observations)
         self._last_episode_starts = np.ones(self.n_envs, np.bool_)
-        self.live = Live.fresh(self.policy, observations, np.ones(self.n_envs, np.bool_))
+        self.live = RolloutState.fresh(self.policy, observations, np.ones(self.n_envs, np.bool_))
 
     @classmethod
     def load(

@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from tailguard.errors import EnvContractError, StateError
 from tailguard.policy import RecurrentPolicy, State
 from tailguard.ppo.bundle_checks import unsound
-from tailguard.rollout.collect import Live
+from tailguard.rollout.collect import RolloutState
 from tailguard.stateful import Stateful, require_keys
 
 
@@ -35,7 +35,7 @@ def derived_seed(root: int, step: int) -> int:
     return int(np.random.SeedSequence((root, step)).generate_state(1)[0] >> 2)
 
 
-def live_state(live: Live) -> dict[str, Any]:
+def live_state(live: RolloutState) -> dict[str, Any]:
     """Where acting stands, every field of it, as saved state."""
     return {field.name: plain(getattr(live, field.name)) for field in fields(live)}
 
@@ -45,12 +45,12 @@ def plain(value: Any) -> Any:
     return [plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def restored_live(state: Mapping[str, Any], policy: RecurrentPolicy, n_envs: int) -> Live:
-    """The `Live` that was saved, after its shapes have been compared with a fresh one's."""
+def restored_live(state: Mapping[str, Any], policy: RecurrentPolicy, n_envs: int) -> RolloutState:
+    """The `RolloutState` that was saved, after its shapes have been compared with a fresh one's."""
     for problem in unsound(state, "live"):
         raise StateError(problem)
     observations = np.array(state["observations"])
-    live = Live.fresh(policy, observations, np.ones(n_envs, np.bool_))
+    live = RolloutState.fresh(policy, observations, np.ones(n_envs, np.bool_))
     if set(state) != {field.name for field in fields(live)} or len(observations) != n_envs:
         raise StateError("The saved state of acting is another version's, or of another number of environments.")
     for field in fields(live):

@@ -47,7 +47,7 @@ def config_from(config: PPOConfig | Mapping[str, Any] | None, settings: Mapping[
     for name, value in changes.items():
         if isinstance(value, Mapping) and name in PPOConfig.model_fields and name != "optimizer_kwargs":
             changes[name] = nested(getattr(base, name), value)
-    unknown = [name for name in changes if name not in PPOConfig.model_fields]
+    unknown = [name for name in changes if name not in PPOConfig.model_fields and name not in PPOConfig.removed]
     if unknown:
         known = PPOConfig.model_fields
         hints = "".join(did_you_mean(name, known) for name in unknown)

@@ -13,7 +13,7 @@ from tailguard.health import metrics
 from tailguard.health.metrics import TRUNK_NAMES
 from tailguard.optim.flat import ParameterVector
 from tailguard.policy import State
-from tailguard.rollout.collect import Live
+from tailguard.rollout.collect import RolloutState
 
 SATURATED, DEAD = 0.99, 1e-6  # of a hidden unit: above the one, or below the other
 NO_GRADIENT = 1e-8
@@ -23,7 +23,7 @@ _PARAMETER = re.compile(
 )
 
 
-def state_figures(live: Live) -> dict[str, float]:
+def state_figures(live: RolloutState) -> dict[str, float]:
     """Norm, mean and std of hidden states and cells per layer; shares that alerts watch, per trunk and of all units."""
     critics = State(
         torch.cat([state.hidden for state in live.critic_states], 1),

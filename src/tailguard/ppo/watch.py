@@ -20,7 +20,7 @@ from tailguard.policy import RecurrentPolicy
 from tailguard.policy.action_heads import GaussianHead
 from tailguard.ppo.config import PPOConfig
 from tailguard.rollout import RolloutBuffer, SequenceBatch
-from tailguard.rollout.opinions import laws_of_sequences
+from tailguard.rollout.evaluate import sequence_quantiles
 from tailguard.rollout.targets import realised_returns
 
 N_WATCHED = 2_048  # samples of a rollout that figures of whole laws are taken from: shares are known to a percent
@@ -35,7 +35,7 @@ def explained_variance(policy: RecurrentPolicy, reserved: SequenceBatch, scale: 
     if int(valid.sum()) < 2:
         return None
     laws = [
-        laws_of_sequences(critic, reserved.observations, reserved.starts, state)
+        sequence_quantiles(critic, reserved.observations, reserved.starts, state)
         for critic, state in zip(policy.critic_list, reserved.critic_states, strict=True)
     ]
     values = scale.mean + scale.std * (policy.aggregate(laws) @ policy.masses)

@@ -123,7 +123,7 @@ class LearnedAttack:
         memory = memory.keep(torch.from_numpy(~moment.starts).float())
         head = policy.action_head
         parameters, self.memory = policy.action_step(sight(self.victim, moment), memory)
-        action = head.to_env(head.mode(parameters))
+        action = head.to_env(head.mode(parameters).numpy(force=True))
         return self.lever.pull(moment, torch.from_numpy(action))
 
 

@@ -102,10 +102,12 @@ class Victim:
         """Act on what was shown: rewards (N,), dones (N,), and how far each action is from the unharmed one (N,)."""
         head = self.policy.action_head
         law, self.memory = self.law(shown, self.memory)
-        action, unharmed = (head.to_env(head.mode(parameters)) for parameters in (law, moment.unharmed))
+        action, unharmed = (
+            head.to_env(head.mode(parameters).numpy(force=True)) for parameters in (law, moment.unharmed)
+        )
         change = np.abs(action.astype(np.float64) - unharmed).reshape(len(action), -1).mean(-1)
         for c, critic in enumerate(self.policy.critic_list):
-            self.critic_memories[c] = critic.trunk.memory(critic.sight(moment.observations), self.critic_memories[c])[1]
+            self.critic_memories[c] = critic.trunk.memory(critic.mask(moment.observations), self.critic_memories[c])[1]
         self.truth = self.next_truth
         with self.statistics.frozen():
             observations, rewards, dones, _ = self.env.step(action)

@@ -1,33 +1,29 @@
-"""Collecting a rollout: the actor steps alone, and the critics judge what it did."""
+"""Collecting a rollout: the actor steps alone; the critics evaluate what it did afterwards (rollout/evaluate.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
-from torch import Tensor
 
 from tailguard.errors import EnvContractError
-from tailguard.loops import ALONE, Crew, call_all
-from tailguard.normalization import Affine, ObservationStatistics
+from tailguard.normalization import ObservationStatistics
 from tailguard.policy import RecurrentPolicy, State
+from tailguard.policy.native import arrays_of, loaded_trunk, why_torch_acts
 from tailguard.rollout.advantages import advantages, successor_values, through_invalid
 from tailguard.rollout.buffer import Floats, RolloutBuffer, all_finite, require_finite
 from tailguard.rollout.contract import watched_step
-from tailguard.rollout.opinions import Opinion, listener
 
 StepHook = Callable[[dict[str, Any]], bool]
-WORTH_A_CALL = 5e7  # weights times samples: less is not worth disturbing the acting thread for
 
 
 @dataclass
-class Live:
+class RolloutState:
     """Where acting stands between two steps: all of it starts fresh on load, `set_env` and exploit."""
 
     observations: Floats
@@ -38,7 +34,7 @@ class Live:
     period_steps: Floats  # (N,) its steps so far
 
     @classmethod
-    def fresh(cls, policy: RecurrentPolicy, observations: Floats, starts: NDArray[np.bool_]) -> Live:
+    def fresh(cls, policy: RecurrentPolicy, observations: Floats, starts: NDArray[np.bool_]) -> RolloutState:
         n = len(starts)
         critics = [critic.trunk.memory.initial_state(n) for critic in policy.critic_list]
         return cls(observations, starts, policy.initial_state(n), critics, np.zeros(n), np.zeros(n))
@@ -49,42 +45,53 @@ def collect_steps(
     env: VecEnv,
     policy: RecurrentPolicy,
     buffer: RolloutBuffer,
-    live: Live,
+    state: RolloutState,
     obs_stats: ObservationStatistics,
     generator: torch.Generator,
     hook: StepHook,
 ) -> list[Floats] | None:
     """Fill the buffer with T steps; returns the raw observations seen, or None when the hook stopped it.
 
-    `hook` receives what a callback of SB3 may read, after each step, and says whether to go on.
+    All randomness of the actions is drawn at once. `hook` receives what a callback of SB3 may read, after each step,
+    and says whether to go on.
     """
-    raw_observations = []
     buffer.reset()
-    acting, head = policy.acting(buffer.n_steps, buffer.n_envs, generator), policy.action_head
-    step = watched_step(env)
+    head, step, raw_observations, parameters = policy.action_head, watched_step(env), [], []
+    noise = head.noise((buffer.n_steps, buffer.n_envs), generator).to(policy.device)
+    native = loaded_trunk(policy.actor, head.last_layer) if why_torch_acts(policy) is None else None
+    if native is not None:
+        outputs = np.empty((*buffer.rewards.shape, head.last_layer.out_features), np.float32)
+        noise_array = noise.numpy()
     while not buffer.full:
-        if np.count_nonzero(live.starts):
-            live.actor_state = live.actor_state.keep(torch.from_numpy(~live.starts).float().to(policy.device))
-        if buffer.position % buffer.sequence_length == 0:
-            buffer.actor_states.append(live.actor_state)
-        obs = policy.flat_array(live.observations)
-        action, state = acting.act(buffer.position, obs, live.actor_state)
-        new_obs, rewards, dones, infos = step(head.sent(action))
+        t = buffer.position
+        if np.count_nonzero(state.starts):
+            state.actor_state = state.actor_state.keep(torch.from_numpy(~state.starts).float().to(policy.device))
+        if t % buffer.sequence_length == 0:
+            buffer.actor_states.append(state.actor_state)
+        obs = policy.flat_array(state.observations)
+        if native is not None:
+            after = state.actor_state.copy()  # an environment may break off: until it has answered, nothing moves
+            native.step(obs, *arrays_of(after), outputs[t])
+            action = head.sample_array(outputs[t], noise_array[t])
+        else:
+            distribution, after = policy.action_step(policy.flat(obs), state.actor_state)
+            parameters.append(distribution)
+            action = head.sample(distribution, noise[t]).numpy(force=True)
+        new_obs, rewards, dones, infos = step(head.to_env(action))
         raw = obs_stats.original()
         dones = check_step(new_obs if raw is None else raw, rewards, dones, buffer)
-        t = buffer.add(obs, action, live.starts, rewards)
+        buffer.add(obs, action, state.starts, rewards)
         note_episode_ends(buffer, t, dones, infos)
         mark_invalid(buffer, t, infos)
         if raw is not None:
             raw_observations.append(raw)
-        live.observations, live.starts, live.actor_state = np.asarray(new_obs), dones, state
+        state.observations, state.starts, state.actor_state = np.asarray(new_obs), dones, after
         if not hook({"new_obs": new_obs, "rewards": rewards, "dones": dones, "infos": infos, "n_steps": t + 1}):
             return None
-    actions = torch.from_numpy(buffer.actions).to(policy.device)
-    parameters = acting.parameters()
-    buffer.log_probs[:] = head.log_prob(parameters, actions).numpy(force=True)
-    buffer.modes[:] = head.mode(parameters).numpy(force=True)
-    buffer.last_observations = policy.flat_array(live.observations)
+    acted = head.distribution(torch.from_numpy(outputs)) if native is not None else torch.stack(parameters)
+    buffer.log_probs[:] = head.log_prob(acted, torch.from_numpy(buffer.actions).to(policy.device)).numpy(force=True)
+    buffer.modes[:] = head.mode(acted).numpy(force=True)
+    buffer.last_observations = policy.flat_array(state.observations)
     return raw_observations
 
 
@@ -145,83 +152,6 @@ def mark_invalid(buffer: RolloutBuffer, t: int, infos: list[dict[str, Any]]) -> 
                     "False: whether the step may be learned from. Return a bool, or leave the key out."
                 )
             buffer.valid[t, n] = valid
-
-
-class Judges:
-    """The critics beside a rollout: they read its sequences as they are completed, and speak when it is finished.
-
-    Everything is decoded with one scale and written in raw units (docs/algorithm.md, Algorithm 1, line 4). The critics
-    do not hear each other: they may read and speak at the same time.
-    """
-
-    def __init__(self, policy: RecurrentPolicy, buffer: RolloutBuffer, live: Live, crew: Crew = ALONE) -> None:
-        self.policy, self.buffer, self.live, self.crew = policy, buffer, live, crew
-        features = policy.risk_value is not None
-        parts = enumerate(zip(policy.critic_list, live.critic_states, strict=True))
-        self.listeners = [listener(critic, buffer, state, features and c == 0) for c, (critic, state) in parts]
-        self.reading: list[Callable[[], Any]] = []  # what there is to wait for
-        self.announced = 0  # steps
-
-    def __enter__(self) -> Judges:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nobody reads on when a rollout is broken off."""
-        if not self.buffer.full:
-            call_all(self.reading)
-
-    def follow(self) -> None:
-        """After a step: let somebody read the sequences that are complete, if they are worth the call."""
-        buffer = self.buffer
-        if buffer.position % buffer.sequence_length or buffer.full:  # the last one is left to `speak`
-            return
-        if (buffer.position - self.announced) * buffer.n_envs * self.listeners[0].n_weights >= WORTH_A_CALL:
-            self.announced = buffer.position
-            follow = [partial(critic.follow, self.announced) for critic in self.listeners]
-            self.reading += [self.crew.begin(part) for part in follow]
-
-    def speak(self, scale: Affine) -> None:
-        """Quantiles of every step, of truncated ends, and of what follows."""
-        buffer, live = self.buffer, self.live
-        opinions: list[Opinion] = self.crew.run([partial(critic.conclude, live.starts) for critic in self.listeners])
-        buffer.critic_states = [list(states) for states in zip(*(said.states for said in opinions), strict=True)]
-        live.critic_states = [said.after for said in opinions]
-        if self.policy.risk_value is not None:
-            first = opinions[0]
-            buffer.features = torch.cat([first.steps.features, first.follows.features.unsqueeze(0)])
-            buffer.terminal_features = first.ends.features
-        steps, ends, follows = ([part.quantiles for part in parts] for parts in list(zip(*opinions, strict=True))[2:])
-        write_laws(self.policy, buffer, steps, ends, follows, scale)
-
-
-@torch.inference_mode()
-def write_laws(
-    policy: RecurrentPolicy,
-    buffer: RolloutBuffer,
-    per_critic: list[Tensor],
-    ends: list[Tensor],
-    after: list[Tensor],
-    scale: Affine,
-) -> None:
-    """Decode and aggregate: per-critic quantiles, the aggregated law and its mean, all in raw units."""
-    buffer.quantiles = decode(torch.stack(per_critic), scale)
-    buffer.law = decode(torch.cat([policy.aggregate(per_critic), policy.aggregate(after).unsqueeze(0)]), scale)
-    end_law = decode(policy.aggregate(ends), scale)
-    where = np.argwhere(buffer.truncated)
-    buffer.terminal_law = {(int(t), int(n)): law for (t, n), law in zip(where, end_law, strict=True)}
-    masses = policy.masses.numpy(force=True).astype(np.float64)
-    buffer.values = buffer.law @ masses
-    buffer.terminal_values = np.zeros_like(buffer.rewards)
-    if len(where):
-        buffer.terminal_values[where[:, 0], where[:, 1]] = end_law @ masses
-
-
-def decode(normalized: Tensor, scale: Affine) -> Floats:
-    """Normalized units to raw reward units, in place: a long rollout's laws are large."""
-    raw: Floats = normalized.numpy(force=True)
-    raw *= scale.std
-    raw += scale.mean
-    return raw
 
 
 def estimate_advantages(buffer: RolloutBuffer, gamma: float, lam: float) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,6 @@ from tailguard.policy import Layout, State
 from tailguard.rollout.buffer import Floats, RolloutBuffer
 
 Ints = NDArray[np.integer[Any]]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -36,22 +34,10 @@ class SequenceBatch:
     starts: NDArray[np.bool_]  # (L, B)
     actor_state: State
     critic_states: tuple[State, ...]
-    readings: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     @property
     def n_sequences(self) -> int:
         return int(self.valid.shape[1])
-
-    @property
-    def whole(self) -> Choice:
-        """All of the sequences."""
-        return Choice(self, np.arange(self.n_sequences))
-
-    def once(self, reader: Hashable, make: Callable[[], T]) -> T:
-        """What a reader makes of all sequences, made when first asked for."""
-        if reader not in self.readings:
-            self.readings[reader] = make()
-        return self.readings[reader]  # type: ignore[no-any-return]
 
     def layout(self) -> Layout:
         """Where episode starts make room for reset rows."""
@@ -70,7 +56,7 @@ class SequenceBatch:
             old_quantiles=self.old_quantiles.index_select(2, index),
             risk=self.risk.index_select(1, index),
             valid=self.valid.index_select(1, index),
-            starts=self.starts[:, chosen],
+            starts=np.ascontiguousarray(self.starts[:, chosen]),
             actor_state=self.actor_state.select(index),
             critic_states=tuple(state.select(index) for state in self.critic_states),
         )
@@ -98,39 +84,7 @@ class SequenceBatch:
             target=only(self.target, deep),
             old_quantiles=only(self.old_quantiles, deep),
             risk=only(self.risk, deep),
-            readings={},
         )
-
-
-class Choice:
-    """Some sequences of a batch: compiled loops read them where they lie, torch is given a copy of them."""
-
-    def __init__(self, batch: SequenceBatch, chosen: Ints) -> None:
-        self.batch, self.chosen = batch, np.asarray(chosen, np.int64)
-
-    @property
-    def n_sequences(self) -> int:
-        return len(self.chosen)
-
-    @cached_property
-    def n_valid(self) -> int:
-        """Samples that count."""
-        return int(np.count_nonzero(self.batch.valid.numpy()[:, self.chosen]))
-
-    @cached_property
-    def copy(self) -> SequenceBatch:
-        return self.batch.select(self.chosen)
-
-    def fits(self, n_sequences: int | None) -> bool:
-        """Whether there are at most so many; None bounds nothing."""
-        return n_sequences is None or self.n_sequences <= n_sequences
-
-    def split(self, n_sequences: int | None) -> list[Choice]:
-        """Micro-batches of at most n_sequences; None leaves the batch whole."""
-        if n_sequences is None or self.fits(n_sequences):
-            return [self]
-        firsts = range(0, self.n_sequences, n_sequences)
-        return [Choice(self.batch, self.chosen[first : first + n_sequences]) for first in firsts]
 
 
 def sequences_of(

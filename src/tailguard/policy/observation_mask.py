@@ -1,4 +1,4 @@
-"""What of an observation a value may see."""
+"""Observations as vectors, and which of their columns the critics see."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from tailguard.errors import ConfigError, EnvContractError
 
 
-class Blinkers(nn.Module):
-    """Some columns of an observation read as zero."""
+class ObservationMask(nn.Module):
+    """Some columns of an observation (..., F) read as zero."""
 
     def __init__(self, n_features: int, hidden: tuple[int, ...]) -> None:
         super().__init__()
@@ -26,11 +26,11 @@ class Blinkers(nn.Module):
         return obs * self.seen
 
 
-def make_sight(n_features: int, hidden: tuple[int, ...]) -> nn.Module:
-    """What a value sees of an observation (..., F)."""
+def make_observation_mask(n_features: int, hidden: tuple[int, ...]) -> nn.Module:
+    """The mask of `hidden_from_critics`; without hidden columns observations (..., F) pass as they are."""
     if any(column >= n_features for column in hidden):
         raise ConfigError(f"hidden_from_critics={hidden}: the observation has columns 0 to {n_features - 1} only.")
-    return Blinkers(n_features, hidden) if hidden else nn.Identity()
+    return ObservationMask(n_features, hidden) if hidden else nn.Identity()
 
 
 def flat_features(space: spaces.Space[Any]) -> int:
