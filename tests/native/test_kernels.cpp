@@ -1,8 +1,10 @@
 // Test program of the kernels that need no Python: trunks forward and backward against plain loops in double precision
-// and finite differences, the quantile loss, and the thread pool. Prints what failed; ends with 0 if nothing did.
+// and finite differences, the quantile loss, optimizer steps, and the thread pool. Prints what failed; ends with 0 if
+// nothing did.
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
@@ -12,8 +14,12 @@
 #include <thread>
 #include <vector>
 
+#include "levels.h"
 #include "networks.h"
+#include "optimizer.h"
 #include "pool.h"
+
+DECLARE_LEVELS(OptimizerLoops, optimizer_loops)
 
 using namespace tailguard;
 
@@ -148,7 +154,7 @@ static void test_trunk() {
             check(std::fabs(found - wanted) <= 2e-6 * (1.0 + std::fabs(wanted)), "output of a trunk", found, wanted);
             block.d_outputs[last][m * stride + o] = problem.towards[m * width + o];
         }
-    kernels().backward(layout, packed, block, &gradient, nullptr);
+    kernels().backward(layout, packed, block, false, &gradient, nullptr);
 
     auto difference = [&](int64_t at) {
         auto higher = exact, lower = exact;
@@ -199,6 +205,54 @@ static void test_quantile_huber() {
 }
 
 // Each number is squared once, whatever the number of threads, from several threads at once
+static void near(double found, double wanted, double share, const char *what) {
+    check(std::fabs(found - wanted) <= share * (1.0 + std::fabs(wanted)), what, found, wanted);
+}
+
+// One gated step, a norm, and an observed gradient against plain loops in double precision
+static void test_optimizer() {
+    const OptimizerLoops &loops = BEST_LEVEL(optimizer_loops);
+    const size_t n = between(1, 300);
+    auto w = random_numbers(n), g = random_numbers(n), u = random_numbers(n, 0.3f), m = random_numbers(n), v = w;
+    const auto noise = random_numbers(n);
+    for (float &square : v) square *= square;
+    const bool moments = between(0, 1), protect = between(0, 1);
+    const GatedPart part{n, w.data(), g.data(), u.data(), moments ? m.data() : nullptr, moments ? v.data() : nullptr,
+                         noise.data(), 0.1f, 0.2f, 0.01f, 0.01f, 0.999f, 0.1f, 0.1f, 1.5f, 1e-3f, 1.0};
+    const auto before_w = w, before_u = u, before_m = m, before_v = v;
+    const Survey survey = loops.survey(part, 0, n);
+    const double gates = loops.move(part, 0, n, 0.1f, 2.0f, protect);
+    double low = 1e30, high = -1e30, total = 0.0, largest = 0.0, norm = 0.0;
+    for (size_t i = 0; i < n; ++i) {
+        const double weight = before_w[i], utility = before_u[i] + 0.1 * (-g[i] * weight - before_u[i]);
+        const double gate = 2.0 / (1.0 + std::exp((utility - 0.1) / 2.0)), pull = g[i] + 0.1 * weight;
+        const double first = before_m[i] + 0.2 * (pull - before_m[i]);
+        const double second = before_v[i] + 0.01 * (pull * pull - before_v[i]);
+        const double along = moments ? 1.5 * first / (std::sqrt(second) + 1e-3) : g[i];
+        low = std::min(low, utility), high = std::max(high, utility), total += gate, norm += double(g[i]) * g[i];
+        for (double x : {weight, double(g[i]), utility}) largest = std::max(largest, std::fabs(x));
+        if (moments) largest = std::max({largest, std::fabs(double(before_m[i])), double(before_v[i])});
+        near(u[i], utility, 1e-5, "utility of a weight");
+        near(w[i], 0.999 * weight - 0.01 * ((protect ? gate : 1.0) * along + gate * 0.1 * noise[i]), 1e-5, "a gated step");
+    }
+    near(survey.lowest, low, 1e-5, "lowest utility"), near(survey.highest, high, 1e-5, "highest utility");
+    near(survey.largest, largest, 1e-5, "largest magnitude"), near(gates, total, 1e-5, "sum of gates");
+    near(loops.squared_norm(g.data(), n), norm, 1e-9, "squared norm");
+    w[n / 2] = NAN;
+    check(!(loops.survey(part, 0, n).largest <= 3e38f), "a weight that is not a number is seen");
+
+    const int64_t start = between(0, int(n) - 1), length = between(1, int(n - start));
+    std::vector<float> mean = random_numbers(length), after(length);
+    double power = 0.0, signal = 0.0, wanted_power = 0.0, wanted_signal = 0.0;
+    loops.observe({g.data(), &start, &length, 1, mean.data(), after.data(), 0.25f}, power, signal);
+    for (int64_t i = 0; i < length; ++i) {
+        const double newest = g[start + i], average = mean[i] + 0.25 * (newest - mean[i]);
+        near(after[i], average, 1e-5, "mean of a gradient");
+        wanted_power += newest * newest, wanted_signal += average * average;
+    }
+    near(power, wanted_power, 1e-9, "power of a gradient"), near(signal, wanted_signal, 1e-5, "power of a mean");
+}
+
 static void test_pool() {
     auto square_all = [](int n_tasks, int n_threads) {
         std::vector<std::atomic<int>> calls(n_tasks);
@@ -235,7 +289,7 @@ static void test_pool() {
 }
 
 int main() {
-    for (int i = 0; i < 60; ++i) test_trunk(), test_quantile_huber();
+    for (int i = 0; i < 60; ++i) test_trunk(), test_quantile_huber(), test_optimizer();
     test_pool();
     std::printf(failures ? "%d checks failed\n" : "all checks passed\n", failures);
     return failures != 0;
