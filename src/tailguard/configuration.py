@@ -32,7 +32,7 @@ Width = Annotated[int, Field(ge=1, le=2**16)]
 class Config(BaseModel):
     """Pydantic, frozen, strict about names: a key that nothing reads is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=False)
 
     removed: ClassVar[Mapping[str, tuple[Any, str]]] = {}
     """Settings of earlier versions: the value that was the default, and what became of the setting."""
