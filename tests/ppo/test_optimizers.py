@@ -22,6 +22,18 @@ def test_every_optimizer_moves_every_parameter_and_is_told_the_rate(optimizer: s
     assert ("train/upgd_mean_gate" in logged(agent)) is ("upgd" in optimizer)
 
 
+def test_steps_of_many_weights_on_several_threads_change_no_bit() -> None:
+    weights = []
+    for n_threads in (1, 3):
+        large = {"lstm_hidden_size": 112, "net_arch": [32]}
+        agent = collected(tiny_agent(optimizer="adaptive_upgd", update_threads=n_threads, policy_kwargs=large))
+        agent.train()
+        assert agent.learner.optimizer.n_threads == n_threads
+        weights.append(agent.learner.vector.flat.detach())
+    assert weights[0].numel() > 16 * 8192  # fewer are moved by one thread
+    assert torch.equal(*weights)
+
+
 def test_options_reach_the_optimizer_and_unknown_ones_are_refused() -> None:
     agent = tiny_agent(optimizer="adaptive_upgd", optimizer_kwargs={"sigma": 0.05, "gate": "minmax"})
     assert agent.learner.optimizer.param_groups[0]["sigma"] == 0.05

@@ -149,9 +149,10 @@ class Learner:
 
     def step(self, damping: float) -> bool:
         """Move what learns by one optimizer step, `damping` times as far; False where weights would not stay finite."""
+        if isinstance(self.optimizer, GatedOptimizer):
+            self.optimizer.n_threads = self.n_threads
         with only_what_learns(self.vector, self.optimizer) as anything:
-            guard = StepGuard() if self.vector.frozen else self.guard  # which keeps copies of all
-            return not anything or guard.step(self.optimizer, damping)
+            return not anything or self.guard.step(self.optimizer, damping)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """In every param group: the config's schedule is the one home of the rate."""
