@@ -63,7 +63,7 @@ static void quantile_huber(const float *quantiles, int64_t n_rows, const float *
 
 // The actor
 
-// Log-probability, entropy and their gradients of one sample, for the law that a row of outputs stands for
+// Log-probability and entropy of one sample and their gradients, for the distribution of a row of outputs
 struct Sample {
     const ShardTask &task;
     const float *output, *action;

@@ -6,11 +6,11 @@
 #include <cstdlib>
 #include <deque>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <thread>
-#include <vector>
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
@@ -66,20 +66,13 @@ class Pool {
         batch->ended.wait(lock, [&] { return batch->left == 0; });
     }
 
-    // The largest kept buffer's worth of memory is bounded: what does not fit is given back to the system.
     float *take(size_t &capacity) {
         {
             std::lock_guard<std::mutex> lock(memory_);
-            auto best = kept_.end();
-            for (auto it = kept_.begin(); it != kept_.end(); ++it)
-                if (it->capacity >= capacity && it->capacity <= 4 * capacity + 65536 &&
-                    (best == kept_.end() || it->capacity < best->capacity))
-                    best = it;
-            if (best != kept_.end()) {
-                float *at = best->at;
-                capacity = best->capacity;
-                kept_.erase(best);
-                return at;
+            const auto found = kept_.lower_bound(capacity);  // the smallest that is large enough, if not far too large
+            if (found != kept_.end() && found->first <= 4 * capacity + 65536) {
+                capacity = found->first;
+                return kept_.extract(found).mapped();
             }
         }
         constexpr size_t huge = size_t(1) << 21;
@@ -93,29 +86,15 @@ class Pool {
     }
 
     void give_back(float *at, size_t capacity) {
-        float *dropped = at;
-        {
-            std::lock_guard<std::mutex> lock(memory_);
-            if (kept_.size() < MOST_KEPT) {
-                kept_.push_back({at, capacity});
-                return;
-            }
-            auto smallest = std::min_element(kept_.begin(), kept_.end(),
-                                             [](auto &a, auto &b) { return a.capacity < b.capacity; });
-            if (smallest->capacity < capacity) {
-                dropped = smallest->at;
-                *smallest = {at, capacity};
-            }
-        }
-        std::free(dropped);
+        std::lock_guard<std::mutex> lock(memory_);
+        kept_.emplace(capacity, at);
+        if (kept_.size() <= MOST_KEPT) return;
+        std::free(kept_.begin()->second);
+        kept_.erase(kept_.begin());
     }
 
   private:
     static constexpr size_t MOST_KEPT = 32;
-    struct Kept {
-        float *at;
-        size_t capacity;
-    };
 
     [[noreturn]] void serve() {
         for (;;) {
@@ -133,7 +112,7 @@ class Pool {
     std::mutex mutex_, memory_;
     std::condition_variable wake_;
     std::deque<std::shared_ptr<Batch>> waiting_;
-    std::vector<Kept> kept_;
+    std::multimap<size_t, float *> kept_;
     int n_threads_ = 0;
 };
 
