@@ -16,7 +16,7 @@ namespace tailguard {
 constexpr int PANEL = 16;        // columns of a panel
 constexpr int MOST_LAYERS = 16;  // of each kind
 constexpr int N_SHARDS = 2;      // that a batch is cut into, whatever the number of threads
-constexpr int MOST_SEQUENCES = 64, MOST_ROWS_OF_A_BLOCK = 2048;  // one sequence of any length fits
+constexpr int MOST_SEQUENCES = 64, MOST_ROWS_OF_A_BLOCK = 1024;  // one sequence of any length fits
 
 INLINE int padded(int width) { return (width + PANEL - 1) / PANEL * PANEL; }
 
