@@ -146,6 +146,9 @@ def test_the_native_accounting_refuses_what_would_read_beyond_its_arrays():
         step(accounts, np.zeros((2, 3)).T)
     with pytest.raises(IndexError, match="does not have"):
         step(accounts._replace(t=np.array([0, 9, 0])), action)
+    with pytest.raises(IndexError, match="does not have"):
+        kernel.follow(5, np.zeros((5, 2)), 1e5, tape, FREE, limits)
+    assert kernel.follow(4, np.zeros((5, 2)), 1e5, tape, FREE, limits)[2] == 5
     with pytest.raises(ValueError, match="no room"):
         kernel.observe(accounts, np.zeros((10, 1), np.float32), tape.mark, 5, np.array([0, -1, 2, 3]), 3)
 

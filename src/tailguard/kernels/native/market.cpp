@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <stdexcept>
 #include <type_traits>
 
@@ -25,8 +26,9 @@ template <typename T> struct View {
         data = static_cast<T *>(buffer.buf);
         rows = buffer.ndim ? buffer.shape[0] : 0;
         columns = rows ? buffer.len / buffer.itemsize / rows : 0;
-        const char kind = *buffer.format;
-        const bool right = kind_is(kind) && buffer.itemsize == sizeof(T);
+        using V = std::remove_const_t<T>;
+        const char *kinds = std::is_same_v<V, bool> ? "?" : std::is_floating_point_v<V> ? "df" : "lq";
+        const bool right = std::strchr(kinds, *buffer.format) && buffer.itemsize == sizeof(T);
         PyBuffer_Release(&buffer);
         if (!right) throw nb::type_error("An array has another type than this kernel works on.");
     }
@@ -34,13 +36,6 @@ template <typename T> struct View {
     View(nb::handle array, size_t n_rows, size_t n_columns = 1) : View(array) {
         if (rows != n_rows || (rows && columns != n_columns))
             throw std::invalid_argument("An array has another shape than the arrays it belongs to.");
-    }
-
-    static bool kind_is(char kind) {
-        using V = std::remove_const_t<T>;
-        if (std::is_same_v<V, bool>) return kind == '?';
-        if (std::is_floating_point_v<V>) return kind == 'd' || kind == 'f';
-        return kind == 'l' || kind == 'q';
     }
 };
 
@@ -60,41 +55,40 @@ struct Accounts {
     double *cash, *units, *entry;                        // (N,), (N, A), (N, A)
     double *equity, *costs, *turnover, *fees, *returns;  // (N,)
     size_t n_envs;
+
+    Accounts(nb::tuple fields, size_t n_assets) {  // as env/kernel.py names them
+        const View<int64_t> clock(fields[0]);
+        n_envs = clock.rows, t = clock.data, steps = View<int64_t>(fields[1], n_envs).data;
+        cash = View<double>(fields[2], n_envs).data;
+        units = View<double>(fields[3], n_envs, n_assets).data;
+        entry = View<double>(fields[4], n_envs, n_assets).data;
+        equity = View<double>(fields[5], 4, n_envs).data;
+        costs = equity + n_envs, turnover = costs + n_envs, fees = turnover + n_envs;
+        returns = View<double>(fields[6], n_envs).data;
+    }
+
+    void expect_bars(size_t n_bars, size_t ahead) const {  // that the accounts' and so many more bars are there
+        for (size_t n = 0; n < n_envs; ++n)
+            if (t[n] < 0 || static_cast<size_t>(t[n]) + ahead >= n_bars)
+                throw std::out_of_range("An account stands at a bar that the tape does not have.");
+    }
 };
+struct Market {  // what one account's step needs beside the account
+    Tape tape;
+    Rates rates;
+    Limits limits;
 
-static Tape read_tape(nb::tuple fields) {
-    const View<const double> mark(fields[1]);
-    const auto prices = [&](size_t i) { return View<const double>(fields[i], mark.rows, mark.columns).data; };
-    const bool *fillable = View<const bool>(fields[2], mark.rows, mark.columns).data;
-    return {prices(0), mark.data, prices(3), prices(4), fillable, mark.rows, mark.columns};
-}
+    Market(nb::tuple arrays, nb::tuple r, nb::tuple l)
+        : rates{number(r[0]), number(r[1]), number(r[2]), number(r[3]), number(r[4])},
+          limits{number(l[0]), number(l[1]), number(l[2]), number(l[3])} {
+        const View<const double> mark(arrays[1]);
+        const auto prices = [&](size_t i) { return View<const double>(arrays[i], mark.rows, mark.columns).data; };
+        const bool *fillable = View<const bool>(arrays[2], mark.rows, mark.columns).data;
+        tape = {prices(0), mark.data, prices(3), prices(4), fillable, mark.rows, mark.columns};
+    }
 
-static double number(nb::handle value) { return nb::cast<double>(value); }
-static Rates read_rates(nb::tuple f) { return {number(f[0]), number(f[1]), number(f[2]), number(f[3]), number(f[4])}; }
-static Limits read_limits(nb::tuple f) { return {number(f[0]), number(f[1]), number(f[2]), number(f[3])}; }
-
-static Accounts read_accounts(nb::tuple fields, size_t n_assets) {
-    const View<int64_t> t(fields[0]);
-    const size_t n = t.rows;
-    double *result = View<double>(fields[5], 4, n).data;
-    return {t.data,
-            View<int64_t>(fields[1], n).data,
-            View<double>(fields[2], n).data,
-            View<double>(fields[3], n, n_assets).data,
-            View<double>(fields[4], n, n_assets).data,
-            result,
-            result + n,
-            result + 2 * n,
-            result + 3 * n,
-            View<double>(fields[6], n).data,
-            n};
-}
-
-static void check_bars(const Accounts &accounts, size_t n_bars) {
-    for (size_t n = 0; n < accounts.n_envs; ++n)
-        if (accounts.t[n] < 0 || static_cast<size_t>(accounts.t[n]) >= n_bars)
-            throw std::out_of_range("An account stands at a bar that the tape does not have.");
-}
+    static double number(nb::handle value) { return nb::cast<double>(value); }
+};
 
 static double equity(double cash, const double *units, const double *mark, size_t n_assets) {
     for (size_t a = 0; a < n_assets; ++a) cash = cash + units[a] * mark[a];
@@ -112,8 +106,8 @@ static double average_entry(double entry, double before, double traded, double p
 }
 
 // Account n from the close of its bar t to the close of t + 1; the clock stays.
-static void advance(const Accounts &accounts, size_t n, const double *action, const Tape &tape, const Rates &rates,
-                    const Limits &limits) {
+static void advance(const Accounts &accounts, size_t n, const double *action, const Market &market) {
+    const auto &[tape, rates, limits] = market;
     const size_t A = tape.n_assets, now = accounts.t[n] * A, then = now + A;
     double *units = accounts.units + n * A, *entry = accounts.entry + n * A, money = accounts.cash[n];
     const double worth = equity(money, units, tape.mark + now, A);
@@ -149,26 +143,25 @@ static void advance(const Accounts &accounts, size_t n, const double *action, co
     accounts.fees[n] = fees;
 }
 
-static size_t close_bar(nb::tuple account_arrays, nb::handle action_array, nb::tuple tape_arrays, nb::tuple cost_rates,
-                        nb::tuple account_limits, int64_t length, double least_equity, nb::handle growth_array,
+static size_t close_bar(nb::tuple account_arrays, nb::handle action_array, nb::tuple tape, nb::tuple rates,
+                        nb::tuple limits, int64_t length, double least_equity, nb::handle growth_array,
                         nb::handle ended_array) {
-    const Tape tape = read_tape(tape_arrays);
-    const Accounts accounts = read_accounts(account_arrays, tape.n_assets);
-    const Rates rates = read_rates(cost_rates);
-    const Limits limits = read_limits(account_limits);
+    const Market market(tape, rates, limits);
+    const size_t A = market.tape.n_assets;
+    const Accounts accounts(account_arrays, A);
     const size_t N = accounts.n_envs;
-    const double *action = View<const double>(action_array, N, tape.n_assets).data;
+    const double *action = View<const double>(action_array, N, A).data;
     double *growth = View<double>(growth_array, N).data;
     bool *ruined = View<bool>(ended_array, 2, N).data, *over = ruined + N;
-    check_bars(accounts, tape.n_bars - 1);
+    accounts.expect_bars(market.tape.n_bars, 1);
     size_t n_ended = 0;
     for (size_t n = 0; n < N; ++n) {
         const double before = accounts.equity[n];
-        advance(accounts, n, action + n * tape.n_assets, tape, rates, limits);
+        advance(accounts, n, action + n * A, market);
         growth[n] = std::max(accounts.equity[n], least_equity) / before;
         accounts.t[n] += 1;
         accounts.steps[n] += 1;
-        ruined[n] = accounts.equity[n] <= limits.ruin;
+        ruined[n] = accounts.equity[n] <= market.limits.ruin;
         over[n] = ruined[n] || accounts.steps[n] >= length;
         n_ended += over[n];
     }
@@ -180,10 +173,10 @@ static void observe(nb::tuple account_arrays, nb::handle feature_rows, nb::handl
     const View<const float> rows(feature_rows);
     const View<const double> mark(marks);
     const size_t A = mark.columns, F = rows.columns;
-    const Accounts accounts = read_accounts(account_arrays, A);
+    const Accounts accounts(account_arrays, A);
     const View<float> out(observation);
     const int64_t *column = View<const int64_t>(column_array, 4).data;
-    check_bars(accounts, std::min(rows.rows, mark.rows));
+    accounts.expect_bars(std::min(rows.rows, mark.rows), 0);
     const auto fits = [&](size_t i, size_t n) { return column[i] < 0 || column[i] + n <= out.columns; };
     if (out.rows != accounts.n_envs || F > out.columns || !fits(0, A) || !fits(1, A) || !fits(2, 1) || !fits(3, 1))
         throw std::invalid_argument("observe: the observation has no room for a column.");
@@ -200,26 +193,24 @@ static void observe(nb::tuple account_arrays, nb::handle feature_rows, nb::handl
     }
 }
 
-static size_t follow(nb::tuple account_arrays, nb::handle target_weights, nb::tuple tape_arrays, nb::tuple cost_rates,
-                     nb::tuple account_limits, nb::handle record_array, nb::handle held_weights) {
-    const Tape tape = read_tape(tape_arrays);
-    const Accounts account = read_accounts(account_arrays, tape.n_assets);
-    const Rates rates = read_rates(cost_rates);
-    const Limits limits = read_limits(account_limits);
-    const size_t S = View<const double>(target_weights).rows, A = tape.n_assets;
+static size_t follow(nb::tuple account_arrays, nb::handle target_weights, nb::tuple tape, nb::tuple rates,
+                     nb::tuple limits, nb::handle record_array, nb::handle held_weights) {
+    const Market market(tape, rates, limits);
+    const size_t S = View<const double>(target_weights).rows, A = market.tape.n_assets;
+    const Accounts account(account_arrays, A);
     const double *targets = View<const double>(target_weights, S, A).data;
     double *record = View<double>(record_array, S, 4).data, *held = View<double>(held_weights, S, A).data;
     if (account.n_envs != 1) throw std::invalid_argument("follow: one account.");
-    check_bars(account, tape.n_bars < S ? 0 : tape.n_bars - S);
+    account.expect_bars(market.tape.n_bars, S);
     nb::gil_scoped_release released;
     for (size_t s = 0; s < S; ++s) {
-        advance(account, 0, targets + s * A, tape, rates, limits);
+        advance(account, 0, targets + s * A, market);
         account.t[0] += 1;
         const double row[] = {*account.equity, *account.costs, *account.turnover, *account.fees};
         std::copy_n(row, 4, record + 4 * s);
-        const double *mark = tape.mark + account.t[0] * A;
+        const double *mark = market.tape.mark + account.t[0] * A;
         for (size_t a = 0; a < A; ++a) held[s * A + a] = account.units[a] * mark[a] / row[0];
-        if (row[0] <= limits.ruin) return s + 1;
+        if (row[0] <= market.limits.ruin) return s + 1;
     }
     return S;
 }
