@@ -188,3 +188,17 @@ def test_bounds_that_do_not_go_together_are_refused_before_anything_trains() -> 
     with pytest.raises(ConfigError, match=r"entropy\.ent_coef_min=0\.02 with ent_coef=0\.01"):
         population(floor, start, ent_coef=0.05, entropy={"decay_updates": 4})
     population({**floor, "high": 0.01}, start, ent_coef=0.05, entropy={"decay_updates": 4})
+
+
+def test_settings_of_earlier_versions_give_way_with_a_line_where_they_said_something_else(tmp_path: Path) -> None:
+    """Bundles and run folders of before name the precision of critics and gradients."""
+    plain = PPOConfig(gradient_precision="float32", critic={"precision": "float32", "n_quantiles": 8})
+    assert plain == PPOConfig(critic={"n_quantiles": 8})
+    with pytest.warns(UserWarning, match="gradient_precision='bfloat16' is a setting of earlier versions"):
+        assert PPOConfig(gradient_precision="bfloat16") == PPOConfig()
+    tiny_agent().save(tmp_path / "agent")
+    tree, manifest = read_bundle(tmp_path / "agent")
+    manifest["config"]["gradient_precision"], manifest["config"]["critic"]["precision"] = "float32", "bfloat16"
+    write_bundle(tmp_path / "agent", tree, manifest)
+    with pytest.warns(UserWarning, match="precision='bfloat16' is a setting of earlier versions"):
+        DistributionalPPO.load(tmp_path / "agent")
