@@ -201,7 +201,8 @@ def state_stored_after_the_step(patch: Patch) -> None:
 
 def leave_gradients_to_torch(patch: Patch) -> None:
     """For faults of the definitions in ppo/update.py, which the native core does not go through."""
-    patch.setattr(update, "why_torch_learns", lambda learner: "a fault of the definition")
+    for part in ("why_torch_actor", "why_torch_critics"):
+        patch.setattr(update, part, lambda learner: "a fault of the definition")
 
 
 def episode_starts_ignored_in_training(patch: Patch) -> None:

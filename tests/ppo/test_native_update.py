@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
@@ -11,8 +13,10 @@ import torch
 
 from tailguard import kernels
 from tailguard.errors import TailguardError
+from tailguard.policy import native as native_trunks
 from tailguard.ppo import DistributionalPPO
-from tailguard.ppo.native_update import why_torch_learns
+from tailguard.ppo.learner import Learner
+from tailguard.ppo.native_update import why_torch_actor, why_torch_critics
 from tailguard.ppo.update import LOSSES, batch_gradient, batch_loss, gradient_source
 from tailguard.rollout.evaluate import evaluate_native, evaluate_torch
 from tests.agents import collected, gradient_of, tiny_agent
@@ -57,8 +61,17 @@ def gradients_by_both(agent: DistributionalPPO, micro_sequences: int | None = No
     assert why_torch_learns(agent.learner) is None
     native = gradient_of(agent, batch, micro_sequences)
     agent.learner.vector.zero_gradients()
-    batch_loss(agent.learner, batch, agent.schedules())[0].backward()
+    with torch_alone():
+        batch_loss(agent.learner, batch, agent.schedules())[0].backward()
     return native, agent.learner.vector.gradient.clone()
+
+
+@contextmanager
+def torch_alone() -> Iterator[None]:
+    """Trunks run through torch, as where there is no native core."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native_trunks, "native", lambda: None)
+        yield
 
 
 @pytest.mark.parametrize("settings", AGENTS.values(), ids=AGENTS.keys())
@@ -115,6 +128,11 @@ def test_native_predictions_on_a_rollout_are_those_of_torch(settings: dict[str, 
                 torch.testing.assert_close(ours.cell, theirs.cell, rtol=1e-5, atol=2e-6)
 
 
+def why_torch_learns(learner: Learner) -> str | None:
+    """Why at least one part of the update is torch's."""
+    return why_torch_actor(learner) or why_torch_critics(learner)
+
+
 def compare_random_agents(seed: int, wanted: int) -> None:
     """Gradients of random configurations by both, as far as the native core knows them."""
     rng, compared = Random(seed), 0
@@ -164,7 +182,37 @@ def test_what_the_native_core_does_not_know_is_left_to_torch_with_a_reason(setti
     given = dict(settings)
     agent = tiny_agent(given.pop("env", cartpole)(4, 0), **given)
     assert why_torch_learns(agent.learner) is not None
+    assert "torch (" in agent.update_runs_on
     agent.learn(128)
+
+
+BESIDE_TORCH: dict[str, dict[str, Any]] = {
+    "squashed": LEFT_TO_TORCH["squashed"],
+    "categorical critic": LEFT_TO_TORCH["categorical critic"],
+    "value clipping": LEFT_TO_TORCH["value clipping"],
+    "two layers": {"critic": {"value_clip": 0.2}, "policy_kwargs": {"n_lstm_layers": 2, "net_arch": []}},
+    "hidden columns": {"critic": {"value_clip": 0.2}, "policy_kwargs": {"hidden_from_critics": (0,)}},
+    "risk": {**AGENTS["risk"], "critic": {"value_clip": 0.2}},
+    "regulariser": {"env": pendulum, "adversary": {"epsilon": 0.1, "ramp": 0.0, "norm": "l2"}},
+    "mixed": {"env": pendulum, "adversary": {"epsilon": 0.1, "ramp": 0.0, "norm": "l2", "mode": "mixed"}},
+}
+
+
+@pytest.mark.parametrize("settings", BESIDE_TORCH.values(), ids=BESIDE_TORCH.keys())
+def test_lstm_trunks_of_the_core_inside_a_loss_of_torch_change_no_gradient(settings: dict[str, Any]) -> None:
+    agent = agent_of(settings)
+    agent.rollout_buffer.valid[3:9, 2] = False
+    agent.rollout_buffer.starts[5:7] = True
+    agent.move_return_scale()
+    batch, noise = agent.sequences(), agent.randomness.adversary.get_state()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(torch, "lstm")  # nothing may call it
+        found = gradient_of(agent, batch)
+    agent.learner.vector.zero_gradients()
+    agent.randomness.adversary.set_state(noise)
+    with torch_alone():
+        expected = gradient_of(agent, batch)
+    assert relative(found, expected) <= 1e-5
 
 
 def test_hooks_and_frozen_parameters_are_left_to_torch() -> None:

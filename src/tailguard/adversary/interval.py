@@ -18,8 +18,8 @@ from tailguard.errors import ConfigError
 from tailguard.policy import RecurrentPolicy, State
 from tailguard.policy.action_heads import GaussianHead
 from tailguard.policy.known import is_plain, replaced
-from tailguard.policy.policy import Trunk
 from tailguard.policy.recurrent import GRU, LSTM, Memory, NoMemory
+from tailguard.policy.trunk import Trunk
 
 Floats = NDArray[np.floating[Any]]
 MONOTONE = (nn.Tanh, nn.ReLU, nn.LeakyReLU, nn.ELU)

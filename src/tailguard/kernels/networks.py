@@ -158,6 +158,7 @@ class TrunkFunction(torch.autograd.Function):
         return torch.from_numpy(evaluated.output), torch.from_numpy(evaluated.features)
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         (d_output, d_features), wanted = upstream, ctx.needs_input_grad
         results: list[Tensor | None] = [None] * len(wanted)

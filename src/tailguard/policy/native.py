@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from tailguard.kernels import native, status
 from tailguard.kernels.layout import TrunkLayout
 from tailguard.kernels.networks import Trunk as NativeTrunk
-from tailguard.policy.action_heads import HEADS
-from tailguard.policy.critics import QuantileHead
-from tailguard.policy.known import is_chain, is_plain, replaced
-from tailguard.policy.observation_mask import ObservationMask
-from tailguard.policy.policy import Critic, RecurrentPolicy, Trunk
-from tailguard.policy.recurrent import LSTM, NoMemory, State
+from tailguard.kernels.networks import trunk_forward
+from tailguard.policy.action_heads import HEADS, ActionHead
+from tailguard.policy.critics import CategoricalCriticHead, CriticHead, QuantileHead
+from tailguard.policy.known import is_chain, is_plain
+from tailguard.policy.recurrent import LSTM, Layout, NoMemory, State
+from tailguard.policy.trunk import Trunk
 
 NATIVE_ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 Floats = NDArray[np.float32]
@@ -42,28 +42,9 @@ def why_torch(trunk: Trunk, last: nn.Linear) -> str | None:
     )
 
 
-def why_torch_acts(policy: RecurrentPolicy) -> str | None:
-    """Why acting goes through torch; None where the native core steps the actor."""
-    head = policy.action_head
-    if replaced(policy, RecurrentPolicy, ("action_parameters", "action_step")):
-        return f"{type(policy).__name__} has methods of its own"
-    if not any(is_plain(head, kind) for kind in HEADS):
-        return f"{type(head).__name__} is not one of the package's, or hooked"
-    return why_torch(policy.actor, head.last_layer)
-
-
-def why_torch_evaluates(critic: Critic) -> str | None:
-    """Why a critic's predictions go through torch; None where the native core makes them."""
-    if not is_plain(critic, Critic) or not is_plain(critic.head, QuantileHead):
-        return f"a critic's {type(critic.head).__name__} is not a plain quantile head, or hooked"
-    if not any(is_plain(critic.mask, kind) for kind in (nn.Identity, ObservationMask)):
-        return "what a critic sees goes through a module that was replaced or hooked"
-    return why_torch(critic.trunk, critic.head.last_layer)
-
-
 def trunk_layout(trunk: Trunk, last: nn.Linear, offset: Callable[[Tensor], int]) -> TrunkLayout:
     """Where the weights of a trunk and of the head's last layer lie in a flat vector; `offset` of each parameter."""
-    memory, linear = trunk.memory, [*trunk.linear, last]
+    memory, linear = trunk.memory, [*(layer for layer in trunk.layers if isinstance(layer, nn.Linear)), last]
     recurrent: list[tuple[int, int, int]] = []
     if isinstance(memory, LSTM):
         parts = zip(memory.input_weight, memory.hidden_weight, memory.bias, strict=True)
@@ -78,13 +59,40 @@ def trunk_layout(trunk: Trunk, last: nn.Linear, offset: Callable[[Tensor], int])
     )
 
 
+def packed_layout(trunk: Trunk, last: nn.Linear) -> tuple[TrunkLayout, list[Tensor]]:
+    """The layout of a trunk whose weights lie one after the other, and these weights in that order."""
+    parts: list[Tensor] = []
+
+    def next_offset(part: Tensor) -> int:
+        parts.append(part)
+        return sum(earlier.numel() for earlier in parts[:-1])
+
+    return trunk_layout(trunk, last, next_offset), parts
+
+
 def loaded_trunk(trunk: Trunk, last: nn.Linear) -> NativeTrunk:
     """The trunk in the native core, with a copy of its weights as they are now."""
-    parameters = [*trunk.parameters(), *last.parameters()]
-    offsets = dict(zip(map(id, parameters), np.cumsum([0, *(p.numel() for p in parameters)]).tolist(), strict=False))
-    loaded = NativeTrunk(trunk_layout(trunk, last, lambda parameter: offsets[id(parameter)]))
-    loaded.load(torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).numpy())
+    layout, parts = packed_layout(trunk, last)
+    loaded = NativeTrunk(layout)
+    loaded.load(torch.cat([part.detach().reshape(-1) for part in parts]).numpy())
     return loaded
+
+
+def sequence_features(trunk: Trunk, head: ActionHead | CriticHead, x: Tensor, state: State, layout: Layout) -> Tensor:
+    """What the head reads (L, B, D) when the trunk runs over whole sequences (L, B, F), with gradient.
+
+    An LSTM trunk that the native core knows runs there, forward and backward; `Trunk.forward` defines the result.
+    """
+    plain = any(is_plain(head, kind) for kind in (*HEADS, QuantileHead, CategoricalCriticHead))
+    usable = x.dtype == torch.float32 and x.device.type == "cpu" and not any(part.requires_grad for part in state)
+    lstm = plain and usable and layout.extra is None and isinstance(trunk.memory, LSTM)
+    if not lstm or why_torch(trunk, head.last_layer) is not None:
+        return trunk(x, state, layout).features  # type: ignore[no-any-return]
+    place, parts = packed_layout(trunk, head.last_layer)
+    weights = torch.cat([part.detach().reshape(-1) for part in parts])
+    starts = torch.from_numpy(layout.starts).index_fill(0, torch.tensor([0]), False)  # the caller's state counts there
+    parameters = [*parts[:-2], parts[-2].detach(), parts[-1].detach()]  # the head itself applies its last layer
+    return trunk_forward(place, weights, x, starts, *state, parameters, torch.get_num_threads())[1]
 
 
 def arrays_of(state: State) -> tuple[Floats, Floats]:

@@ -13,48 +13,15 @@ from torch import Tensor, nn
 
 from tailguard.errors import ConfigError, EnvContractError
 from tailguard.normalization import Affine
-from tailguard.policy.action_heads import ActionHead, GaussianHead, make_action_head
-from tailguard.policy.config import ACTIVATIONS, PolicyConfig
-from tailguard.policy.critics import CriticConfig, CriticHead, aggregate, make_critic_head
-from tailguard.policy.known import refuse_hooks_never_called, replaced
-from tailguard.policy.observation_mask import flat_features, make_observation_mask
-from tailguard.policy.recurrent import GRU, LSTM, Layout, Memory, NoMemory, State, Unrolled, join_layers, make_memory
+from tailguard.policy.action_heads import HEADS, ActionHead, GaussianHead, make_action_head
+from tailguard.policy.config import PolicyConfig
+from tailguard.policy.critics import CriticConfig, CriticHead, QuantileHead, aggregate, make_critic_head
+from tailguard.policy.known import is_plain, refuse_hooks_never_called, replaced
+from tailguard.policy.native import sequence_features, why_torch
+from tailguard.policy.observation_mask import ObservationMask, flat_features, make_observation_mask
+from tailguard.policy.recurrent import GRU, LSTM, Layout, Memory, NoMemory, State, join_layers
 from tailguard.policy.risk_value import RiskValue
-
-
-class Trunk(nn.Module):
-    """Memory, then layers: the body of the actor or of one critic."""
-
-    def __init__(self, in_features: int, widths: tuple[int, ...], config: PolicyConfig) -> None:
-        super().__init__()
-        self.memory = make_memory(config.memory, in_features, config.lstm_hidden_size, config.n_lstm_layers)
-        layers: list[nn.Module] = []
-        width = self.memory.out_features
-        for next_width in widths:
-            linear = nn.Linear(width, next_width)
-            if config.ortho_init:
-                nn.init.orthogonal_(linear.weight, 2**0.5)
-                nn.init.zeros_(linear.bias)
-            layers += [linear, ACTIVATIONS[config.activation_fn]()]
-            width = next_width
-        self.layers = nn.Sequential(*layers)
-        self.out_features = width
-
-    def forward(
-        self, x: Tensor, state: State, layout: Layout | None = None, extra: Tensor | None = None
-    ) -> tuple[Tensor, State] | Unrolled:
-        """Features (N, H) of single observations (N, F) and the state after; with a layout, of whole sequences."""
-        if layout is None:
-            features, state = self.memory(x, state)
-            return self.layers(features), state
-        unrolled = self.memory(x, state, layout, extra)
-        aside = unrolled.extra_features if extra is None else self.layers(unrolled.extra_features)
-        return Unrolled(self.layers(unrolled.features), aside, unrolled.state)
-
-    @property
-    def linear(self) -> list[nn.Linear]:
-        """The linear layers after the memory."""
-        return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
+from tailguard.policy.trunk import Trunk
 
 
 class CriticOutput(NamedTuple):
@@ -75,7 +42,7 @@ class Critic(nn.Module):
 
     def features(self, obs: Tensor, layout: Layout, state: State) -> Tensor:
         """What the head reads (L, B, H), for whole sequences."""
-        return self.trunk(self.mask(obs), state, layout).features  # type: ignore[no-any-return]
+        return sequence_features(self.trunk, self.head, self.mask(obs), state, layout)
 
     def forward(self, obs: Tensor, layout: Layout, state: State) -> Tensor:
         """The head's output (L, B, *) for whole sequences, in normalized units."""
@@ -96,6 +63,14 @@ class Critic(nn.Module):
     def output(self, features: Tensor) -> CriticOutput:
         """The prediction from what the head reads."""
         return CriticOutput(self.head.quantiles(self.head(features)), features)
+
+    def why_torch(self) -> str | None:
+        """Why predictions go through torch; None where the native core makes them."""
+        if not is_plain(self, Critic) or not is_plain(self.head, QuantileHead):
+            return f"a critic's {type(self.head).__name__} is not a plain quantile head, or hooked"
+        if not any(is_plain(self.mask, kind) for kind in (nn.Identity, ObservationMask)):
+            return "what a critic sees goes through a module that was replaced or hooked"
+        return why_torch(self.trunk, self.head.last_layer)
 
 
 class RecurrentPolicy(BasePolicy):
@@ -185,6 +160,15 @@ class RecurrentPolicy(BasePolicy):
                     "predicting go through. Replace its trunk.memory, trunk.layers or head instead."
                 )
 
+    def why_torch_acts(self) -> str | None:
+        """Why acting goes through torch; None where the native core steps the actor."""
+        head = self.action_head
+        if replaced(self, RecurrentPolicy, ("action_parameters", "action_step")):
+            return f"{type(self).__name__} has methods of its own"
+        if not any(is_plain(head, kind) for kind in HEADS):
+            return f"{type(head).__name__} is not one of the package's, or hooked"
+        return why_torch(self.actor, head.last_layer)
+
     def initial_state(self, n: int) -> State:
         """Zero state of the actor for n environments."""
         return self.actor.memory.initial_state(n)
@@ -200,7 +184,8 @@ class RecurrentPolicy(BasePolicy):
 
     def action_parameters(self, obs: Tensor, layout: Layout, state: State) -> Tensor:
         """Parameters (L, B, P) of the action distribution over whole sequences (L, B, F)."""
-        return self.action_head(self.actor(obs, state, layout).features)  # type: ignore[no-any-return]
+        features = sequence_features(self.actor, self.action_head, obs, state, layout)
+        return self.action_head(features)  # type: ignore[no-any-return]
 
     def aggregate(self, quantiles: list[Tensor]) -> Tensor:
         """One distribution from the critics' (..., Q); the same everywhere."""

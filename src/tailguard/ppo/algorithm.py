@@ -30,7 +30,7 @@ from tailguard.ppo.config import PPOConfig
 from tailguard.ppo.hindsight import make_hindsight
 from tailguard.ppo.interruption import named_stop
 from tailguard.ppo.learner import Learner, Schedules
-from tailguard.ppo.native_update import why_torch_learns
+from tailguard.ppo.native_update import why_torch_actor, why_torch_critics
 from tailguard.ppo.randomness import Randomness
 from tailguard.ppo.risk import make_risk
 from tailguard.ppo.saving import BundledAlgorithm, EpisodeWindow, Progress
@@ -249,9 +249,12 @@ class DistributionalPPO(BundledAlgorithm):
 
     @property
     def update_runs_on(self) -> str:
-        """What computes the gradients of an update: the native core, or torch and why."""
-        reason = why_torch_learns(self.learner)
-        return status() if reason is None else f"torch ({reason})"
+        """What computes the gradients of an update: the native core, torch and why, or each of them a part."""
+        reasons = {"actor": why_torch_actor(self.learner), "critics": why_torch_critics(self.learner)}
+        left = {part: reason for part, reason in reasons.items() if reason is not None}
+        if len(left) == 2:
+            return f"torch ({left['actor']})"
+        return status() + "".join(f"; the {part} on torch ({reason})" for part, reason in left.items())
 
     def train(self) -> None:
         """One update on the rollout just collected (docs/algorithm.md, Algorithm 1)."""

@@ -20,7 +20,7 @@ from tailguard.losses import clipped_surrogate, kl_estimate, masked_mean
 from tailguard.optim import is_scale_free
 from tailguard.policy import RecurrentPolicy
 from tailguard.ppo.learner import Learner, Schedules
-from tailguard.ppo.native_update import NativeGradients, why_torch_learns
+from tailguard.ppo.native_update import NativeGradients, why_torch_actor, why_torch_critics
 from tailguard.rollout.sequences import Ints, SequenceBatch, minibatches
 
 GradientSource = Callable[[Ints, float], Sequence[float]]
@@ -76,16 +76,21 @@ def update(
 
 
 def gradient_source(learner: Learner, rollout: SequenceBatch, schedules: Schedules) -> GradientSource:
-    """What adds a share of the gradient of some sequences to `learner.vector` and measures `LOSSES`: the native core in
-    one call where it knows the networks, else torch. `batch_loss` defines both."""
-    if why_torch_learns(learner) is None:
-        return NativeGradients(learner, rollout, schedules)
+    """What adds a share of the gradient of some sequences to `learner.vector` and measures `LOSSES`.
+
+    `batch_loss` defines it; the actor's part and the critics' come from the native core where it knows them.
+    """
+    actor, critics = why_torch_actor(learner) is not None, why_torch_critics(learner) is not None  # left to torch
+    native = None if actor and critics else NativeGradients(learner, rollout, schedules, not actor, not critics)
+    if native is not None and not actor and not critics:
+        return native
 
     def by_torch(chosen: Ints, share: float) -> list[float]:
-        loss, figures = batch_loss(learner, rollout.select(chosen), schedules)
+        known = native(chosen, share) if native is not None else [0.0] * len(LOSSES)
+        loss, figures = batch_loss(learner, rollout.select(chosen), schedules, actor, critics)
         if loss.requires_grad:  # it does not where every parameter is frozen
             (loss * share).backward()  # type: ignore[no-untyped-call]
-        return figures
+        return [a + b for a, b in zip(known, figures, strict=True)]  # each is zero where the other is not
 
     return by_torch
 
@@ -110,14 +115,20 @@ def batch_gradient(
     return row
 
 
-def batch_loss(learner: Learner, batch: SequenceBatch, schedules: Schedules) -> tuple[Tensor, list[float]]:
+def batch_loss(
+    learner: Learner, batch: SequenceBatch, schedules: Schedules, actor: bool = True, critics: bool = True
+) -> tuple[Tensor, list[float]]:
     """The objective of a batch of sequences (docs/algorithm.md, eq. 15), with its graph, and the figures of `LOSSES`.
 
-    Actor and critics share no weights: their losses are terms of a sum whose gradients have nothing in common.
+    Actor and critics share no weights: their losses are terms of a sum whose gradients have nothing in common, and
+    either may be left out.
     """
     batch = batch.without_invalid()
-    policy_loss, (surrogate, entropy, kl, clipped, largest) = actor_loss(learner, batch, schedules)
-    value, risk = value_losses(learner.policy, batch)
+    policy_loss = value = risk = surrogate = entropy = kl = clipped = largest = batch.returns.new_zeros(())
+    if actor:
+        policy_loss, (surrogate, entropy, kl, clipped, largest) = actor_loss(learner, batch, schedules)
+    if critics:
+        value, risk = value_losses(learner.policy, batch)
     loss = policy_loss + schedules.vf_coef * (value + risk)
     figures = (loss, surrogate, value / len(learner.policy.critics), entropy, kl, clipped, risk, largest)
     return loss, [float(figure.detach()) for figure in figures]

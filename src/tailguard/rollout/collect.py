@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from tailguard.errors import EnvContractError
 from tailguard.normalization import ObservationStatistics
 from tailguard.policy import RecurrentPolicy, State
-from tailguard.policy.native import arrays_of, loaded_trunk, why_torch_acts
+from tailguard.policy.native import arrays_of, loaded_trunk
 from tailguard.rollout.advantages import advantages, successor_values, through_invalid
 from tailguard.rollout.buffer import Floats, RolloutBuffer, all_finite, require_finite
 from tailguard.rollout.contract import watched_step
@@ -58,7 +58,7 @@ def collect_steps(
     buffer.reset()
     head, step, raw_observations, parameters = policy.action_head, watched_step(env), [], []
     noise = head.noise((buffer.n_steps, buffer.n_envs), generator).to(policy.device)
-    native = loaded_trunk(policy.actor, head.last_layer) if why_torch_acts(policy) is None else None
+    native = loaded_trunk(policy.actor, head.last_layer) if policy.why_torch_acts() is None else None
     if native is not None:
         outputs = np.empty((*buffer.rewards.shape, head.last_layer.out_features), np.float32)
         noise_array = noise.numpy()

@@ -13,7 +13,7 @@ from tailguard.kernels.networks import Evaluation as NativeEvaluation
 from tailguard.kernels.networks import Trunk, evaluate
 from tailguard.normalization import Affine
 from tailguard.policy import Critic, CriticOutput, Layout, RecurrentPolicy, State
-from tailguard.policy.native import arrays_of, loaded_trunk, why_torch_evaluates
+from tailguard.policy.native import arrays_of, loaded_trunk
 from tailguard.rollout.buffer import Floats, RolloutBuffer
 from tailguard.rollout.collect import RolloutState
 
@@ -38,7 +38,7 @@ def evaluate_rollout(
 
     The quantiles of two critics are aggregated in one way everywhere (`RecurrentPolicy.aggregate`).
     """
-    if all(why_torch_evaluates(critic) is None for critic in policy.critic_list):
+    if all(critic.why_torch() is None for critic in policy.critic_list):
         evaluations = evaluate_native(policy, buffer, state, n_threads)
     else:
         pairs = zip(policy.critic_list, state.critic_states, strict=True)
@@ -129,7 +129,7 @@ def output_of(found: NativeEvaluation) -> CriticOutput:
 @torch.inference_mode()
 def sequence_quantiles(critic: Critic, observations: Tensor, starts: Bools, state: State) -> Tensor:
     """(L, B, Q) quantiles that a critic predicts on whole sequences (L, B, F), in normalized units."""
-    if why_torch_evaluates(critic) is not None:
+    if critic.why_torch() is not None:
         return critic.head.quantiles(critic(observations, Layout(starts), state))
     trunk, before = loaded_trunk(critic.trunk, critic.head.last_layer), state.copy()
     hidden, cell = arrays_of(before)
