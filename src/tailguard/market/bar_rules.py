@@ -42,9 +42,11 @@ def checked_frame(frame: pl.DataFrame) -> pl.DataFrame:
     nulls = frame.select(pl.any_horizontal(pl.col(*PRICES, "volume").is_null())).to_series()
     if nulls.any():
         row = int(nulls.arg_max() or 0)
-        raise DataError(
-            f"Row {row} has an empty price or volume: {frame.row(row)}. A missing bar is a missing row: drop it."
-        )
+        prices = any(frame[name].null_count() for name in PRICES)
+        fix = "A missing bar is a missing row: drop it, or use load_bars(..., repair=['missing'])."
+        if not prices:
+            fix = "Write 0 where volume is not known, or use load_bars(..., repair=['missing_volume'])."
+        raise DataError(f"Row {row} has an empty {'price' if prices else 'volume'}: {frame.row(row)}. {fix}")
     return frame.select(*COLUMNS, pl.exclude(*COLUMNS)).sort("ts", maintain_order=True)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -14,10 +14,11 @@ from tailguard.errors import DataError, did_you_mean
 from tailguard.market.bars import observed_rate
 from tailguard.market.clocks import calendar_view, clock_findings
 from tailguard.market.findings import DataReport, Finding, finding, ranked, render
-from tailguard.market.layout import USUAL_ORDER, Layout, guess_layout
+from tailguard.market.layout import USUAL_ORDER, Layout
 from tailguard.market.problems import PROBLEMS
 from tailguard.market.scan import SYMBOL_BITS, Facts, scan
-from tailguard.market.sources import Stamp, stamp_column
+from tailguard.market.shapes import reshaped
+from tailguard.market.sources import Stamp, arranged, stamp_column
 from tailguard.market.stamps import StampReading, recognise, require_zone, show
 from tailguard.market.tables import Columns, Table, collect, named_panics, no_header_fix, open_source, ragged_line
 
@@ -46,6 +47,8 @@ def check_file(
     if tz is not None:
         require_zone(tz)
     table = open_source(source, columns)
+    if columns is None:
+        table = reshaped(table)
     early: list[Finding] = []
     if table.first_row_is_data:
         early.append(finding("no_header", 0, fix=no_header_fix(table)))
@@ -57,7 +60,7 @@ def check_file(
         return _report(table, Facts(), [*early, finding("unreadable", row, value)], [], "", accept)
     if not head.height:
         return _report(table, Facts(), [finding("empty")], [], "", accept)
-    layout = guess_layout(head.columns, columns if isinstance(columns, Mapping) else None)
+    table, head, layout = arranged(table, head, columns)
     reading = recognise(stamp_column(head, layout))
     if reading is not None and reading.ambiguous_with:
         sparse = collect(replace(table, lazy=table.lazy.gather_every(1_009)))
@@ -71,7 +74,7 @@ def check_file(
         early.append(finding("day_or_month", 0, repr(stamp_column(head, layout)[0])))
     facts = scan(table, layout, reading, tz, ambiguous)
     findings = [*early, *_file_findings(facts), *_stamp_findings(facts, layout, reading, tz, stamp)]
-    taken = [*table.notes, *layout.notes, f"stamps: {reading.label}" + (f" in {tz}" if tz else "")]
+    taken = [*table.notes, f"stamps: {reading.label}" + (f" in {tz}" if tz else "")]
     return _report(table, facts, findings, taken, calendar_view(facts), accept)
 
 

@@ -207,7 +207,7 @@ PROBLEMS: dict[str, Problem] = {
     "missing_volume": Problem(
         "error",
         "Volume is empty or not a number.",
-        "Write 0 where volume is not known.",
+        "Write 0 where volume is not known, or pass repair=['missing_volume'].",
     ),
     "negative_volume": Problem(
         "error",

@@ -7,18 +7,22 @@ rest with the row, the value and the fix.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import polars as pl
 
 from tailguard.errors import DataError, did_you_mean
 from tailguard.market.bar_rules import PRICES, STAMP
 from tailguard.market.bars import Bars
-from tailguard.market.layout import Layout, guess_layout
+from tailguard.market.layout import Layout, fitted_layout, guess_layout
+from tailguard.market.shapes import reshaped
 from tailguard.market.stamps import StampReading, recognise, require_zone, show, to_utc, unix_units, within_years
 from tailguard.market.tables import Columns, Table, collect, named_panics, no_header_fix, open_source
+from tailguard.market.written_numbers import NumberStyle, number_style
 
+Frame = TypeVar("Frame", pl.DataFrame, pl.LazyFrame)
 Stamp = Literal["open", "close"]
 
 REPAIRS = {
@@ -26,12 +30,16 @@ REPAIRS = {
     "duplicates": "keep the last of the rows that share a stamp",
     "missing": "drop rows without a price",
     "swapped_volume": "exchange base and quote volume where they are swapped",
+    "missing_volume": "write 0 where volume is empty",
+    "adjust": "multiply all prices of a bar by adjusted close over close",
 }
 MENDED = {
     "sort": ("newest_first", "unsorted", "sorted_as_text"),
     "duplicates": ("duplicate",),
     "missing": ("missing_price",),
     "swapped_volume": ("swapped_volume",),
+    "missing_volume": ("missing_volume",),
+    "adjust": ("unit_jump",),
 }
 """What the data check finds and each repair puts right."""
 
@@ -68,13 +76,15 @@ def load_bars(
         together = pl.concat([part.frame for part in parts], how="diagonal_relaxed")
         return _pick(Bars(together, notes=[note for part in parts for note in part.notes]), symbol)
     table = open_source(source, columns)
+    if columns is None:
+        table = reshaped(table)
     if table.first_row_is_data:
         raise DataError(f"{table.label} has no header: its first line is data. {no_header_fix(table)}")
     frame = collect(table)
     if not frame.height:
         raise DataError(f"{table.label} has no row.")
-    layout = guess_layout(frame.columns, columns if isinstance(columns, Mapping) else None)
-    notes = [*table.notes, *layout.notes]
+    table, frame, layout = arranged(table, frame, columns)
+    notes = list(table.notes)
     if layout.stamped_at_close and stamp == "open":
         raise DataError(
             f"{table.label}: the column {layout.roles['ts']!r} holds the close of bars. Pass stamp='close'; if it is "
@@ -86,9 +96,32 @@ def load_bars(
     notes.append(f"stamps: {reading.label}, taken as bar {stamp}" + (f" in {tz}" if tz else ""))
     bars = _canonical(frame, layout, table, symbol, _utc(frame, layout, reading, table, tz, ambiguous))
     bars = _repaired(bars, repair, notes)
+    if "adj_close" in bars.columns and "adjust" not in repair:
+        notes.append(_adjustment(bars))
     if stamp == "close":
         bars = _shifted(bars, notes)
     return _pick(Bars(bars, notes=notes), symbol)
+
+
+def arranged(table: Table, sample: pl.DataFrame, columns: Columns | None) -> tuple[Table, pl.DataFrame, Layout]:
+    """Table and sample with plain numbers, and which column is what; the table's notes say what was taken for what."""
+    given = columns if isinstance(columns, Mapping) else None
+    roles = guess_layout(sample.columns, given).roles
+    figures = [*dict.fromkeys(name for role, name in roles.items() if role not in ("ts", "symbol"))]
+    style = number_style(sample, figures, table.separator)
+    notes: list[str] = []
+    if style is not None:
+        sample = with_plain_numbers(sample, figures, style)
+        table = replace(table, lazy=with_plain_numbers(table.lazy, figures, style))
+        notes = [style.note] if style.note else []
+    layout = fitted_layout(sample, given)
+    return replace(table, notes=(*table.notes, *layout.notes, *notes)), sample, layout
+
+
+def with_plain_numbers(frame: Frame, names: Collection[str], style: NumberStyle) -> Frame:
+    """The frame, eager or lazy, with text of these columns rewritten as plain numbers."""
+    schema = frame.collect_schema()
+    return frame.with_columns(style.plain(pl.col(name)).alias(name) for name in names if schema[name] == pl.String)
 
 
 def stamp_column(frame: pl.DataFrame, layout: Layout) -> pl.Series:
@@ -124,12 +157,12 @@ def _canonical(frame: pl.DataFrame, layout: Layout, table: Table, symbol: str | 
         out["symbol"] = names_of(frame[roles["symbol"]])
     else:
         out["symbol"] = pl.repeat(symbol or table.name, frame.height, eager=True)
-    for role in (*PRICES, "volume", "quote_volume"):
+    for role in (*PRICES, "volume", "quote_volume", "adj_close"):
         if role in roles:
             out[role] = numbers(frame[roles[role]], role, table)
     if "volume" not in out:
         out["volume"] = pl.repeat(0.0, frame.height, eager=True)
-    used = {*roles.values(), layout.time}
+    used = {*roles.values(), layout.time, ""}
     extras = {name: _loosely_numeric(frame[name]) for name in frame.columns if name not in used and name not in out}
     return pl.DataFrame({**out, **extras})
 
@@ -220,6 +253,12 @@ def _repaired(frame: pl.DataFrame, repair: Collection[str], notes: list[str]) ->
         kept = frame.unique(subset=["ts", "symbol"], keep="last", maintain_order=True)
         notes.append(f"repair duplicates: dropped {frame.height - kept.height} rows")
         frame = kept
+    if "missing_volume" in repair:
+        lost = ~pl.col("volume").is_finite().fill_null(False)
+        notes.append(f"repair missing_volume: {int(frame.select(lost.sum()).item())} rows set to 0")
+        frame = frame.with_columns(volume=pl.when(lost).then(0.0).otherwise("volume"))
+    if "adjust" in repair:
+        frame = _adjusted(frame, notes)
     if "swapped_volume" in repair:
         if "quote_volume" not in frame.columns:
             raise DataError("repair 'swapped_volume' needs a quote volume; name it with columns={'quote_volume': ...}.")
@@ -230,6 +269,31 @@ def _repaired(frame: pl.DataFrame, repair: Collection[str], notes: list[str]) ->
             quote_volume=pl.when(swapped).then("volume").otherwise("quote_volume"),
         )
     return frame
+
+
+def _adjusted(frame: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
+    """Prices after splits and dividends, by one factor per bar."""
+    if "adj_close" not in frame.columns:
+        raise DataError("repair 'adjust' needs an adjusted close; name it with columns={'adj_close': ...}.")
+    factor = pl.col("adj_close") / pl.col("close")
+    wrong = frame.select((~((factor > 0) & factor.is_finite())).fill_null(True)).to_series()
+    if wrong.any():
+        row = int(wrong.arg_max() or 0)
+        raise DataError(f"Row {row} has no usable adjusted close: {frame.row(row)}. Drop the row or do not adjust.")
+    changed = int(frame.select((pl.col("adj_close") != pl.col("close")).sum()).item())
+    notes.append(f"repair adjust: prices of {changed} bars multiplied by adjusted close over close")
+    return frame.with_columns(pl.col(name) * factor for name in PRICES)
+
+
+def _adjustment(frame: pl.DataFrame) -> str:
+    """What an adjusted close that is not used would change."""
+    share = frame.select((pl.col("adj_close") / pl.col("close") - 1).abs().fill_nan(None).max()).item() or 0.0
+    if share < 1e-6:
+        return "the adjusted close equals the close"
+    return (
+        f"the adjusted close is not used: it differs from the close by up to {share:.1%} (splits, dividends). "
+        "repair=['adjust'] multiplies all prices by it"
+    )
 
 
 def swapped_volume() -> pl.Expr:

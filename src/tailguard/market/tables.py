@@ -13,8 +13,10 @@ from polars.exceptions import PanicException, PolarsError
 
 from tailguard.errors import DataError
 from tailguard.files import open_regular, physical_memory
+from tailguard.market.headers import cells_of, column_levels, names_without_header
+from tailguard.market.json_tables import json_table, rows_table
 from tailguard.market.layout import USUAL_ORDER
-from tailguard.market.unpacked import refuse_bomb
+from tailguard.market.unpacked import decoded_text, refuse_bomb, unpacked_bytes
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -22,7 +24,8 @@ Columns = Sequence[str] | Mapping[str, str | int]
 
 FAILURES = (PolarsError, PanicException, OSError, ValueError, MemoryError)
 """What polars raises for bytes that it cannot read; a panic of its own code is not even an `Exception`."""
-_TEXT = (".csv", ".txt", ".tsv", ".gz", ".zst")
+_TEXT = (".csv", ".txt", ".tsv", ".gz", ".zst", ".zip")
+_JSON = (".json", ".json.gz", ".json.zip")
 _PARQUET = (".parquet", ".pq")
 _FEATHER = (".feather", ".arrow", ".ipc")
 
@@ -41,6 +44,8 @@ class Table:
     """A text file without `columns` whose first line holds numbers: its names are missing, not odd."""
     notes: tuple[str, ...] = ()
     separator: str = ","
+    content: bytes | None = None
+    """UTF-8 text of a file that is packed or written in another encoding."""
 
     def place(self, row: int) -> str:
         """Where a data row is, in words a user can look up."""
@@ -102,7 +107,7 @@ def ragged_line(table: Table) -> tuple[int, str] | None:
     if not table.text:
         return None
     fields = len(table.lazy.collect_schema().names())
-    for start, batch in _lines(Path(table.label)):
+    for start, batch in _lines(Path(table.label) if table.content is None else table.content):
         odd = (batch.str.count_matches(table.separator, literal=True) != fields - 1).arg_true()
         if len(odd):
             row = start + int(odd[0]) - table.header
@@ -110,7 +115,7 @@ def ragged_line(table: Table) -> tuple[int, str] | None:
     return None
 
 
-def _lines(path: Path) -> Iterator[tuple[int, pl.Series]]:
+def _lines(path: Path | bytes) -> Iterator[tuple[int, pl.Series]]:
     """Lines of a text file in batches, with the number of the first; blank lines are left out."""
     lazy = pl.scan_csv(
         path, has_header=False, separator="\x01", quote_char=None, infer_schema=False, encoding="utf8-lossy", glob=False
@@ -130,12 +135,15 @@ def _open_file(path: Path, columns: Columns | None) -> Table:
         if not file.read(1):
             raise DataError(f"{path} is empty (0 bytes).")
     suffix = path.suffix.lower()
+    if path.name.lower().endswith(_JSON):
+        return Table(json_table(unpacked_bytes(path), path).lazy(), str(path), path.name.split(".")[0])
     if suffix in _TEXT:
         refuse_bomb(path)
         return _open_text(path, columns)
     if suffix not in (*_PARQUET, *_FEATHER):
         raise DataError(
-            f"{path.name}: {suffix or 'no suffix'} is not read. Use {', '.join((*_TEXT, *_PARQUET, *_FEATHER))}."
+            f"{path.name}: {suffix or 'no suffix'} is not read. "
+            f"Use {', '.join((*_TEXT, '.json', *_PARQUET, *_FEATHER))}."
         )
     try:
         lazy = pl.scan_parquet(path, glob=False) if suffix in _PARQUET else pl.scan_ipc(path, glob=False)
@@ -158,33 +166,38 @@ def refuse_more_than_memory(lazy: pl.LazyFrame, path: Path, available: int | Non
 def _open_text(path: Path, columns: Columns | None) -> Table:
     """Text stays text: numbers and stamps are parsed where a failure can name its row."""
     named = list(columns) if columns is not None and not isinstance(columns, Mapping) else None
+    content = decoded_text(path)
+    source = path if content is None else content
+    usual: dict[str, Any] = {"infer_schema": False, "encoding": "utf8-lossy", "glob": False}
     try:
         head = pl.read_csv(
-            path, has_header=False, separator="\x01", quote_char=None, n_rows=5, infer_schema=False, glob=False
+            source, has_header=False, separator="\x01", quote_char=None, n_rows=5, infer_schema=False, glob=False
         )
         lines = [str(line) for line in head.to_series().to_list() if line]
-        separator = max(",;\t|", key=lambda mark: min((line.count(mark) for line in lines), default=0))
-        header = named is None
+        separator = max(";\t|,", key=lambda mark: min((line.count(mark) for line in lines), default=0))
+        rows = [cells_of(line, separator) for line in lines]
+        notes = [] if separator == "," else [f"separator: {separator!r}"]
+        header, skipped = named is None, 0
+        known = names_without_header(rows) if named is None else None
+        levels = column_levels(rows) if named is None else None
+        if known is not None:
+            header, named = False, list(known[1])
+            notes.append(f"no header: the columns are those of {known[0]}, as its rows show ({', '.join(named)})")
+        elif levels is not None:
+            header, skipped, named = False, levels[0], list(levels[1])
         lazy = pl.scan_csv(
-            path,
-            separator=separator,
-            has_header=header,
-            infer_schema=False,
-            encoding="utf8-lossy",
-            glob=False,
-            new_columns=named,
+            source, separator=separator, has_header=header, skip_rows=skipped, new_columns=named, **usual
         )
         names = lazy.collect_schema().names()
     except FAILURES as error:
         raise DataError(f"{path} cannot be read as text: {_first_line(error)}.") from None
     first_row_is_data = header and sum(_is_number(name) for name in names) >= 3
     if first_row_is_data:
-        lazy = pl.scan_csv(
-            path, separator=separator, has_header=False, infer_schema=False, encoding="utf8-lossy", glob=False
-        )
+        lazy = pl.scan_csv(source, separator=separator, has_header=False, **usual)
         header = False
-    notes = [] if separator == "," else [f"separator: {separator!r}"]
-    return Table(lazy, str(path), path.name.split(".")[0], True, header, first_row_is_data, tuple(notes), separator)
+    return Table(
+        lazy, str(path), path.name.split(".")[0], True, header, first_row_is_data, tuple(notes), separator, content
+    )
 
 
 def _is_number(text: str) -> bool:
@@ -196,18 +209,18 @@ def _is_number(text: str) -> bool:
 
 
 def _open_rows(rows: Sequence[Any]) -> Table:
-    """ccxt's fetch_ohlcv: [[ms, open, high, low, close, volume], ...]."""
-    for row, values in enumerate(rows):
-        if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != len(USUAL_ORDER):
-            raise DataError(f"Row {row} is {values!r}; ccxt rows are [milliseconds, open, high, low, close, volume].")
+    """ccxt's fetch_ohlcv: [[ms, open, high, low, close, volume], ...]; or Binance's klines of twelve values."""
     if not rows:
         raise DataError("There is no row; fetch_ohlcv returned nothing for this span.")
-    columns = {name: [values[i] for values in rows] for i, name in enumerate(USUAL_ORDER)}
-    return Table(pl.DataFrame(columns, strict=False).lazy(), "the ccxt rows")
+    return Table(rows_table(rows, "the ccxt rows").lazy(), "the ccxt rows")
 
 
 def _from_pandas(frame: Any) -> pl.DataFrame:
     """Column by column through numpy, so that neither pandas nor pyarrow has to be installed with this package."""
+    if getattr(frame.columns, "nlevels", 1) == 2 and getattr(frame.index.dtype, "kind", "") == "M":
+        stamps = frame.index.to_series().rename("index")
+        values = {"|".join(map(str, name)): _from_pandas_column(frame[name]) for name in frame.columns}
+        return pl.DataFrame({"index": _from_pandas_column(stamps), **values})
     if getattr(frame.columns, "nlevels", 1) > 1:
         raise DataError(
             "The pandas frame has several levels of columns. Use frame.stack(level=1) to give one row per symbol."

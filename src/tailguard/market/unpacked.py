@@ -1,7 +1,11 @@
-"""How large a compressed text file is when it is unpacked, found before anything is unpacked into memory."""
+"""Packed and encoded text files: how large they are when unpacked, found before anything is unpacked into memory, and
+the bytes of those that polars does not unpack itself."""
 
 from __future__ import annotations
 
+import codecs
+import gzip
+import zipfile
 import zlib
 from pathlib import Path
 from typing import BinaryIO
@@ -15,6 +19,8 @@ ALWAYS_FINE = 2**26
 PART = 2**20
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 ZLIB = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
+ZIP = b"PK\x03\x04"
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 ZSTD_BLOCK = 2**17
 """Bytes that one block of zstd unpacks to, at most."""
 
@@ -30,7 +36,9 @@ def refuse_bomb(path: Path) -> int:
         limit = min(max(LARGEST_RATIO * packed, ALWAYS_FINE), max(physical_memory(), ALWAYS_FINE))
         start = file.read(4)
         file.seek(0)
-        if start[:2] == GZIP or start[:2] in ZLIB:
+        if start == ZIP:
+            size = _member(file, path).file_size
+        elif start[:2] == GZIP or start[:2] in ZLIB:
             size = inflated(file, limit)
         elif start == ZSTD:
             size = zstd_bound(file, packed)
@@ -45,6 +53,48 @@ def refuse_bomb(path: Path) -> int:
             "split it, or write it anew from its source."
         )
     return size
+
+
+def unpacked_bytes(path: Path) -> bytes:
+    """The bytes of a file, unpacked where it is gzip or a zip with one file in it; `refuse_bomb` bounds them."""
+    size = refuse_bomb(path)
+    with open_regular(path, DataError) as file:
+        start = file.read(4)
+        file.seek(0)
+        try:
+            if start == ZIP:
+                with zipfile.ZipFile(file) as folder, folder.open(_member(file, path)) as inside:
+                    return inside.read(size + 1)
+            return gzip.GzipFile(fileobj=file).read(size + 1) if start[:2] == GZIP else file.read()
+        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError) as error:
+            raise DataError(f"{path} cannot be unpacked: {error}. Download it again, or unpack it by hand.") from None
+
+
+def decoded_text(path: Path) -> bytes | None:
+    """UTF-8 text of a zip or of a file in UTF-16; None for a file that polars reads as it is."""
+    with open_regular(path, DataError) as file:
+        start = file.read(4)
+    if start != ZIP and start[:2] not in UTF16:
+        return None
+    text = unpacked_bytes(path)
+    if text[:2] not in UTF16:
+        return text
+    try:
+        return text.decode("utf-16").encode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not valid UTF-16 text (byte {error.start}). Save it as UTF-8.") from None
+
+
+def _member(file: BinaryIO, path: Path) -> zipfile.ZipInfo:
+    """The only file in a zip."""
+    try:
+        members = [item for item in zipfile.ZipFile(file).infolist() if not item.is_dir()]
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError) as error:
+        raise DataError(f"{path} is a damaged zip: {error}. Download it again.") from None
+    members = [item for item in members if not item.filename.startswith("__MACOSX/")]
+    if len(members) != 1:
+        raise DataError(f"{path} holds {len(members)} files; one is read from a zip. Unpack it and pass each of them.")
+    return members[0]
 
 
 def inflated(file: BinaryIO, limit: int) -> int:
