@@ -89,6 +89,8 @@ def test_a_package_that_cannot_be_written_trains(tmp_path: Path) -> None:
     for folder in [copy, *(path for path in copy.rglob("*") if path.is_dir())]:
         (folder / "__pycache__").write_text("no folder")
     code = (
+        "import sys\n"  # an editable install would find the checkout before this copy
+        "sys.meta_path[:] = [finder for finder in sys.meta_path if 'editable' not in type(finder).__module__]\n"
         "import tailguard\n"
         f"assert tailguard.__file__.startswith({str(copy)!r})\n"
         "from tailguard.presets import preset\n"
