@@ -41,10 +41,13 @@ LARGEST_HEADER = 32 * 2**20
 
 def write_bundle(directory: str | Path, tree: Mapping[str, Any], about: Mapping[str, Any]) -> Path:
     """Write one bundle atomically; an earlier one of the same name is replaced only when the new one is complete."""
-    place = Path(directory)
-    files = render(tree, about)
+    return write_folder(Path(directory), render(tree, about), MANIFEST, "bundle")
+
+
+def write_folder(place: Path, files: Mapping[str, bytes], known_by: str, kind: str) -> Path:
+    """Write a folder of files atomically and durably; one there before is replaced if it holds the file `known_by`."""
     with named_failure(place, sum(map(len, files.values()))):
-        refuse_foreign(place)
+        refuse_foreign(place, known_by, kind)
         place.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
         try:
@@ -112,13 +115,13 @@ def remove_bundle(place: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def refuse_foreign(place: Path) -> None:
-    """Replace bundles only: a folder or file of something else is not ours to remove."""
+def refuse_foreign(place: Path, known_by: str = MANIFEST, kind: str = "bundle") -> None:
+    """Replace folders of one kind only: a folder or file of something else is not ours to remove."""
     if place.is_symlink() or (place.exists() and not place.is_dir()):
-        raise CheckpointError(f"{place} is a file or a link; a bundle is a directory. Choose another name.")
-    if place.is_dir() and not (place / MANIFEST).exists() and any(place.iterdir()):
+        raise CheckpointError(f"{place} is a file or a link; a {kind} is a directory. Choose another name.")
+    if place.is_dir() and not (place / known_by).exists() and any(place.iterdir()):
         raise CheckpointError(
-            f"{place} exists and is not a bundle, so it is not replaced. Choose another name, such as {place}/agent."
+            f"{place} exists and is not a {kind}, so it is not replaced. Choose another name, such as {place}/agent."
         )
 
 

@@ -229,6 +229,22 @@ def report(
 
 
 @app.command()
+def export(
+    run: Annotated[str, typer.Argument(help="Name of the folder under runs/, or a path.")],
+    to: Annotated[Path | None, typer.Option("--to", help="Folder to write; runs/RUN/frozen by default.")] = None,
+) -> None:
+    """Write the newest agent of a run as a frozen policy, which tailguard_runtime runs with numpy alone.
+
+    Example: tailguard export first --to frozen
+    """
+    from tailguard.frozen import export as export_policy
+    from tailguard.run import run_path
+
+    place = export_policy(run, to if to is not None else run_path(run) / "frozen")
+    typer.echo(f"frozen policy in {place}: tailguard_runtime.FrozenPolicy.load({str(place)!r})")
+
+
+@app.command()
 def doctor(
     target: Annotated[str | None, typer.Argument(help="A run under runs/, a path, or a YAML file.")] = None,
     preset: Annotated[str | None, typer.Option(help="Embedded market: regime, signal, noise, pairs, ...")] = None,
