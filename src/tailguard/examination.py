@@ -350,7 +350,8 @@ def examined(folder: RunFolder, name: str = "test") -> Assessment:
     folder.require()
     kept = assessments.load(evaluation_folder(folder), name)
     trials = ledger.gather(folder.path.parent, kept.subject.data, kept.subject.split)
-    return replace(kept, verdict=verdict_on(kept.subject, kept.strategy, kept.hold, ledger.count(trials)))
+    may_lose = kept.verdict.unseen_loss or None  # earlier versions kept none
+    return replace(kept, verdict=verdict_on(kept.subject, kept.strategy, kept.hold, ledger.count(trials), may_lose))
 
 
 def rewrite_report(folder: RunFolder, name: str = "test") -> Path:

@@ -32,6 +32,7 @@ from tailguard.evaluation.backtest import (
 )
 from tailguard.evaluation.ledger import Trial, TrialCount
 from tailguard.evaluation.significance import Interval, backtest_overfitting
+from tailguard.evaluation.unseen_loss import unseen_loss
 from tailguard.evaluation.verdict import Verdict, in_sample, judge
 from tailguard.files import json_object, of_its_types, read_regular
 from tailguard.losses.calibration import coverage
@@ -188,7 +189,7 @@ def assess(
         hold=hold,
         stress=cost_stress(bars, strategy, costs=costs, account=account),
         break_even_bps=break_even_bps(bars, strategy, account),
-        verdict=verdict_on(subject, strategy, hold, trials),
+        verdict=verdict_on(subject, strategy, hold, trials, unseen_loss(strategy.weights, bar_returns(bars, strategy))),
         folds=folds,
         overfitting=overfitting_among(strategy.returns, other_trials),
         calibration=calibrated(strategy, levels, subject.gamma, ~inside(bars.ts, account.no_trade_windows)),
@@ -196,9 +197,17 @@ def assess(
     )
 
 
-def verdict_on(subject: Subject, strategy: Backtest, hold: Backtest, trials: TrialCount) -> Verdict:
-    """The verdict, which is no on bars that were learned from."""
-    verdict = judge(strategy, hold, trials)
+def bar_returns(bars: Bars, strategy: Backtest) -> Array:
+    """(T, A) from close to close up to the end of the backtest: what the symbols are known to do in one bar."""
+    close = bars.close[: strategy.first + len(strategy) + 1]
+    return close[1:] / close[:-1] - 1.0
+
+
+def verdict_on(
+    subject: Subject, strategy: Backtest, hold: Backtest, trials: TrialCount, may_lose: float | None = None
+) -> Verdict:
+    """The verdict, which is no on bars that were learned from; `may_lose` is that of `judge`."""
+    verdict = judge(strategy, hold, trials, may_lose=may_lose)
     return in_sample(verdict) if subject.in_sample else verdict
 
 

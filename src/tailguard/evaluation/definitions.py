@@ -122,6 +122,12 @@ FURTHER = (
         "Break-even cost",
         "The fee per unit traded, in basis points and instead of all costs, at which the same decisions earn nothing.",
     ),
+    (
+        "Loss not met yet",
+        "12 % of what is held, or the worst known bar at the weights held where that is more, L. A record of n bars "
+        "stands it if mean(r) is at least the largest over k from 0 to 3 of k L/n + z s, where s is the standard error "
+        "of mean(r) and z = Φ⁻¹(1 - 0.05 exp(k)): k losses are to be expected and the record met none.",
+    ),
     ("At equal volatility", "Holding the market with the share of equity that gives it the strategy's volatility."),
 )
 

@@ -16,6 +16,7 @@ from tailguard.evaluation.significance import (
     min_track_record_bars,
     sharpe_interval,
 )
+from tailguard.evaluation.unseen_loss import bars_to_stand, smallest_mean, unseen_loss
 
 SKILL = "Evidence of skill"
 NO_SKILL = "No evidence of skill"
@@ -38,6 +39,14 @@ class Verdict:
     n_looks: int
     best_of_luck: float
     """Annualised Sharpe ratio to expect from the best of as many trials without skill."""
+    mean_stderr: float = 0.0
+    """Standard error of the mean return of a bar, from the same resamples as the intervals."""
+    unseen_loss: float = 0.0
+    """Loss of one bar, as a part of equity, that the strategy may meet although the record has not."""
+    bars_needed: float = 0.0
+    """Length at which a record of this mean and noise would stand such a loss."""
+    too_short: bool = False
+    """Whether the record is shorter than that."""
 
     @property
     def skill(self) -> bool:
@@ -45,9 +54,19 @@ class Verdict:
 
 
 def judge(
-    strategy: Backtest, hold: Backtest, trials: TrialCount, *, n_resamples: int = 2_000, seed: int = 0
+    strategy: Backtest,
+    hold: Backtest,
+    trials: TrialCount,
+    *,
+    may_lose: float | None = None,
+    n_resamples: int = 2_000,
+    seed: int = 0,
 ) -> Verdict:
-    """Skill needs three things at once: a Sharpe ratio above zero, above luck among trials, and beyond the market."""
+    """Skill needs four things at once: a Sharpe ratio above zero, above luck among trials, beyond the market, and over
+    a record that is long enough for the losses that the strategy may carry.
+
+    may_lose: loss of one bar to allow for, as a part of equity; None for what `unseen_loss` says of the weights held
+    """
     rate, returns = strategy.bars_per_year, strategy.returns
     moments = bootstrap_moments(returns, hold.returns, n_resamples=n_resamples, seed=seed)
     sharpe = sharpe_interval(moments, measures.sharpe(returns, rate), rate, CONFIDENCE)
@@ -64,7 +83,12 @@ def judge(
     )
     luck = expected_best_sharpe(max(trials.n_trials, 1), trials.sharpe_variance_per_bar) * rate**0.5
     needed = min_track_record_bars(per_bar, skew, kurtosis, CONFIDENCE)
+    loss = unseen_loss(strategy.weights) if may_lose is None else may_lose
+    noise = float(moments.mean.std())
+    short = tail_doubt(strategy, noise, loss)
     against = doubts(strategy, sharpe, alpha, deflated, trials.n_trials, luck, needed)
+    if not against or sharpe.low > 0.0:
+        against += short
     return Verdict(
         headline=NO_SKILL if against else SKILL,
         reasons=against or (support(sharpe, alpha, deflated, trials.n_trials),),
@@ -75,6 +99,27 @@ def judge(
         n_trials=max(trials.n_trials, 1),
         n_looks=max(trials.n_looks, 1),
         best_of_luck=luck,
+        mean_stderr=noise,
+        unseen_loss=loss,
+        bars_needed=bars_to_stand(float(returns.mean()), noise, len(returns), loss),
+        too_short=bool(short),
+    )
+
+
+def tail_doubt(strategy: Backtest, noise: float, loss: float) -> tuple[str, ...]:
+    """Why the record cannot rule out a loss of this size that it has not met; empty when it can, or has met one.
+
+    noise: standard error of the mean return of a bar
+    """
+    returns, n = strategy.returns, len(strategy)
+    mean = float(returns.mean())
+    if mean >= smallest_mean(noise, n, loss) or mean <= 0.0 or returns.min() <= -loss:
+        return ()
+    enough = bars_to_stand(mean, noise, n, loss)
+    return (
+        f"The record is too short for the losses this strategy may carry: its worst bar is {returns.min():.2%}, and "
+        f"one loss of {loss:.1%} of equity every {loss / mean:,.0f} bars would leave nothing of its profit. A record "
+        f"of {n:,} bars may well miss that; {enough:,.0f} bars would be needed.",
     )
 
 
