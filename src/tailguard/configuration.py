@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -135,6 +135,16 @@ def inert_settings(error: ValidationError) -> list[InertSetting] | None:
     return found
 
 
+EXPECTED = {
+    "tuple_type": "expected a list, such as [first, second]",
+    "list_type": "expected a list, such as [first, second]",
+    "model_type": "expected settings of its own below it, not a single value",
+    "model_attributes_type": "expected settings of its own below it, not a single value",
+    "dict_type": "expected settings of its own below it, not a single value",
+}
+"""What pydantic calls by the names of Python's types, in the words of a configuration file."""
+
+
 def describe(error: ValidationError, config: type[BaseModel]) -> str:
     """One line per problem: the key, the value found, what is wrong with it, what may have been meant."""
     lines = []
@@ -143,15 +153,16 @@ def describe(error: ValidationError, config: type[BaseModel]) -> str:
         if problem["type"] == "extra_forbidden":
             name = str(problem["loc"][-1])
             known = fields_at(config, problem["loc"][:-1])
-            lines.append(
-                f"{config.__name__} has no setting {where!r}.{did_you_mean(name, known)} Known: {', '.join(known)}."
-            )
+            below = [path for path in paths_to(config, name) if path != where]
+            meant = f" Did you mean {' or '.join(map(repr, below))}?" if below else did_you_mean(name, known)
+            lines.append(f"{config.__name__} has no setting {where!r}.{meant} Known: {', '.join(known)}.")
         elif "error" in problem.get("ctx", {}):
             lines.append(str(problem["ctx"]["error"]))
         elif problem["type"] == "missing":
             lines.append(f"{config.__name__} needs {where!r}, which is not given.")
         else:
-            lines.append(f"{config.__name__}.{where}={problem['input']!r}: {problem['msg']}.")
+            said = EXPECTED.get(problem["type"], problem["msg"])
+            lines.append(f"{config.__name__}.{where}={problem['input']!r}: {said}.")
     return "\n".join(lines)
 
 
@@ -159,7 +170,20 @@ def fields_at(config: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
     """Names of the settings of the (possibly nested) configuration at `path`."""
     for part in path:
         field = config.model_fields.get(str(part))
-        annotation = field.annotation if field is not None else None
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            config = annotation
+        config = (nested_in(field.annotation) if field is not None else None) or config
     return list(config.model_fields)
+
+
+def paths_to(config: type[BaseModel], name: str, prefix: str = "") -> list[str]:
+    """Where a setting of this name stands, as it is written: gamma is at ppo.gamma."""
+    found = [f"{prefix}{name}"] if name in config.model_fields else []
+    for field, info in config.model_fields.items():
+        if (below := nested_in(info.annotation)) is not None:
+            found += paths_to(below, name, f"{prefix}{field}.")
+    return found
+
+
+def nested_in(annotation: Any) -> type[BaseModel] | None:
+    """The configuration that a field holds, also where it may be None."""
+    options = [annotation, *get_args(annotation)]
+    return next((kind for kind in options if isinstance(kind, type) and issubclass(kind, BaseModel)), None)

@@ -261,7 +261,7 @@ def test_an_adjusted_close_is_named_or_used(tmp_path):
     np.testing.assert_allclose(adjusted.close[:, 0], frame["Adj Close"], rtol=1e-12)
     np.testing.assert_allclose(adjusted.low[:20], daily().low[:20] / 4, rtol=1e-12)
     assert "repair adjust: prices of 20 bars multiplied by adjusted close over close" in adjusted.notes
-    with pytest.raises(DataError, match="needs an adjusted close"):
+    with pytest.raises(DataError, match="needs numbers of an adjusted close"):
         load_bars(daily().frame, repair=["adjust"])
 
 

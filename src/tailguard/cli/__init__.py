@@ -11,35 +11,87 @@ from typing import Annotated, Any
 import typer
 
 from tailguard.cli.streams import lasting_streams
-from tailguard.errors import ConfigError, TailguardError
+from tailguard.errors import ConfigError, DataError, TailguardError, did_you_mean
 from tailguard.files import reason, shown
 
 app = typer.Typer(
     help="Train trading agents that know their tail risk.", no_args_is_help=True, pretty_exceptions_enable=False
 )
+
+
+def print_version(wanted: bool) -> None:
+    """The installed version, and nothing else."""
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"tailguard {version('tailguard')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Train trading agents that know their tail risk."""
+
+
+Repairs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--repair", help="sort, duplicates, missing, missing_volume, swapped_volume or adjust; may be repeated."
+    ),
+]
+ColumnNames = Annotated[
+    str | None,
+    typer.Option("--columns", help="Names of a file without header, by commas; or which column is what: close=last."),
+]
+Ambiguous = Annotated[
+    str | None, typer.Option(help="Which of two equal times is meant when clocks go back: earliest or latest.")
+]
+OneSymbol = Annotated[
+    str | None, typer.Option(help="Use this symbol of --data only, or name the one of a file that does not.")
+]
 data = typer.Typer(help="Look at market data before trusting it.", no_args_is_help=True)
 app.add_typer(data, name="data")
 
 
 @data.command("check")
 def check(
-    file: Annotated[Path, typer.Argument(help="CSV, parquet or feather file of OHLCV bars.")],
+    file: Annotated[Path, typer.Argument(help="CSV, JSON, parquet or feather file of bars.")],
     tz: Annotated[str | None, typer.Option(help="Time zone of naive stamps, such as UTC or America/New_York.")] = None,
     stamp: Annotated[str | None, typer.Option(help="Whether a bar is stamped at its `open` or its `close`.")] = None,
-    columns: Annotated[
-        str | None, typer.Option(help="Names of the columns of a file without header, by commas.")
+    columns: ColumnNames = None,
+    repair: Repairs = None,
+    ambiguous: Ambiguous = None,
+    accept: Annotated[
+        list[str] | None, typer.Option(help="A finding that is known and meant, such as unit_jump; may be repeated.")
     ] = None,
 ) -> None:
     """Validate bars: say what is wrong, in which row, and how to fix it.
 
     Example: tailguard data check bars.csv --tz UTC
     """
+    from tailguard.cli.advice import on_command_line
     from tailguard.market.check import check_file, render
+    from tailguard.market.layout import columns_of
+    from tailguard.market.sources import MENDED, REPAIRS
 
-    names = columns.split(",") if columns else None
-    report = check_file(file, stamp=stamp, tz=tz, columns=names)  # type: ignore[arg-type]
-    typer.echo(render(report))
-    raise typer.Exit(report.exit_code)
+    for name in repair or []:
+        if name not in REPAIRS:
+            raise ConfigError(f"--repair {name}.{did_you_mean(name, REPAIRS)} Known: {', '.join(REPAIRS)}.")
+    mended = [code for name in repair or [] for code in MENDED[name]]
+    found = check_file(
+        file,
+        stamp=stamp,  # type: ignore[arg-type]
+        tz=tz,
+        columns=columns_of(columns.split(",")) if columns else None,
+        ambiguous=ambiguous or "raise",  # type: ignore[arg-type]
+        accept=[*(accept or []), *mended],
+    )
+    typer.echo(on_command_line(render(found)))
+    raise typer.Exit(found.exit_code)
 
 
 @app.command()
@@ -65,10 +117,14 @@ def train(
     config: Annotated[Path | None, typer.Argument(help="YAML file; everything else goes on top of it.")] = None,
     preset: Annotated[str | None, typer.Option(help="Embedded market: regime, regime_hard, signal, ...")] = None,
     data: Annotated[
-        list[Path] | None, typer.Option(help="Your own bars: CSV, parquet or feather; repeat for several files.")
+        list[Path] | None, typer.Option(help="Your own bars: CSV, JSON, parquet or feather; repeat for several files.")
     ] = None,
     tz: Annotated[str | None, typer.Option(help="Time zone of naive stamps in --data, such as UTC.")] = None,
     stamp: Annotated[str | None, typer.Option(help="Whether bars of --data are stamped at `open` or `close`.")] = None,
+    symbol: OneSymbol = None,
+    columns: ColumnNames = None,
+    repair: Repairs = None,
+    ambiguous: Ambiguous = None,
     steps: Annotated[int | None, typer.Option(help="Environment steps; the preset's own by default.")] = None,
     seed: Annotated[int | None, typer.Option(help="Root of every random stream.")] = None,
     run: Annotated[str | None, typer.Option(help="Name of the folder under runs/, or a path.")] = None,
@@ -105,7 +161,7 @@ def train(
     given: dict[str, Any] = {
         name: value for name, value in (("preset", preset), ("steps", steps), ("seed", seed)) if value is not None
     }
-    given |= bars_of(data, tz, stamp)
+    given |= bars_of(data, tz=tz, stamp=stamp, symbol=symbol, columns=columns, repair=repair, ambiguous=ambiguous)
     kind = "quiet" if quiet else "json" if json_ else "live"
     if seeds is not None:
         from tailguard.cli.seeds import Study, start_seeds
@@ -122,6 +178,7 @@ def train(
 @app.command()
 def resume(
     run: Annotated[str, typer.Argument(help="Name of the folder under runs/, or a path.")],
+    steps: Annotated[int | None, typer.Option(help="Train on to this many steps in all.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")] = False,
     json_: Annotated[
         bool, typer.Option("--json", help="Print one JSON line per update instead of the display.")
@@ -133,6 +190,8 @@ def resume(
     """Go on exactly where a run stopped: the end is bit for bit that of a run that never stopped.
 
     Example: tailguard resume first
+
+    Example: tailguard resume first --steps 500000
     """
     from tailguard.cli.population import begun_in, start
     from tailguard.cli.train import go_on
@@ -140,15 +199,28 @@ def resume(
     kind = "quiet" if quiet else "json" if json_ else "live"
     population_file = begun_in(run)
     if population_file is not None:
+        if steps is not None:
+            raise ConfigError(f"{run} is a population; its length is population.rounds in its configuration.")
         start(population_file, [], run, None, None, kind, False, fail_on_alert)
     else:
-        go_on(run, kind, fail_on_alert)
+        go_on(run, kind, fail_on_alert, steps)
 
 
-def bars_of(data: list[Path] | None, tz: str | None, stamp: str | None) -> dict[str, Any]:
-    """The settings that --data, --tz and --stamp stand for."""
-    said = {"files": [str(file.resolve()) for file in data or []] or None, "tz": tz, "stamp": stamp}
-    named = {name: value for name, value in said.items() if value is not None}
+def bars_of(
+    data: list[Path] | None,
+    *,
+    columns: str | None = None,
+    repair: list[str] | None = None,
+    **said: str | None,
+) -> dict[str, Any]:
+    """The settings that --data and the options about reading it stand for."""
+    wanted = {
+        "files": [str(file.resolve()) for file in data or []] or None,
+        "columns": columns.split(",") if columns else None,
+        "repair": repair or None,
+        **said,
+    }
+    named = {name: value for name, value in wanted.items() if value is not None}
     return {"data": named} if named else {}
 
 
@@ -156,15 +228,19 @@ def bars_of(data: list[Path] | None, tz: str | None, stamp: str | None) -> dict[
 def walk_forward(
     config: Annotated[Path | None, typer.Argument(help="YAML file; everything else goes on top of it.")] = None,
     data: Annotated[
-        list[Path] | None, typer.Option(help="Your own bars: CSV, parquet or feather; repeat for several files.")
+        list[Path] | None, typer.Option(help="Your own bars: CSV, JSON, parquet or feather; repeat for several files.")
     ] = None,
     tz: Annotated[str | None, typer.Option(help="Time zone of naive stamps in --data, such as UTC.")] = None,
     stamp: Annotated[str | None, typer.Option(help="Whether bars of --data are stamped at `open` or `close`.")] = None,
+    symbol: OneSymbol = None,
+    columns: ColumnNames = None,
+    repair: Repairs = None,
+    ambiguous: Ambiguous = None,
     folds: Annotated[int, typer.Option(help="Test segments, one after the other.")] = 5,
     seeds: Annotated[int, typer.Option(help="Agents per fold.")] = 3,
     workers: Annotated[int, typer.Option("--workers", "--jobs", help="Processes that train at the same time.")] = 2,
     ray: Annotated[
-        str | None, typer.Option(help="Address of a Ray cluster, or `local`; needs the extra tailguard[ray].")
+        str | None, typer.Option(help="Address of a Ray cluster, or `local`; needs the extra tailguard\\[ray].")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Environment steps of each agent.")] = None,
     seed: Annotated[int | None, typer.Option(help="First of the seeds.")] = None,
@@ -185,7 +261,8 @@ def walk_forward(
     from tailguard.walk_forward import WalkForwardConfig
 
     given: dict[str, Any] = {name: value for name, value in (("steps", steps), ("seed", seed)) if value is not None}
-    wanted = on_shared_paths(load_experiment(config, given | bars_of(data, tz, stamp), set_ or []))
+    given |= bars_of(data, tz=tz, stamp=stamp, symbol=symbol, columns=columns, repair=repair, ambiguous=ambiguous)
+    wanted = on_shared_paths(load_experiment(config, given, set_ or []))
     place = run_path(run) if run is not None else free_path(f"{Experiment(wanted).task.name}-forward")
     walk(wanted, place, WalkForwardConfig(folds=folds, seeds=seeds, workers=workers), quiet, ray)
 
@@ -217,9 +294,9 @@ def evaluate(
 @app.command()
 def report(
     run: Annotated[str, typer.Argument(help="Name of the folder under runs/, or a path.")],
-    split: Annotated[str | None, typer.Option(help="Which evaluation; test where there is one.")] = None,
+    split: Annotated[str | None, typer.Option(help="Which evaluation; test where there is one, else the last.")] = None,
 ) -> None:
-    """Write a report again from the last evaluation, with the trials counted anew.
+    """Write a report again from an evaluation that is there, with the trials counted anew.
 
     Example: tailguard report first
     """
@@ -274,7 +351,7 @@ def population(
         int | None, typer.Option("--workers", "--jobs", help="Processes on this machine; its cores by default.")
     ] = None,
     ray: Annotated[
-        str | None, typer.Option(help="Address of a Ray cluster, or `local`; needs the extra tailguard[ray].")
+        str | None, typer.Option(help="Address of a Ray cluster, or `local`; needs the extra tailguard\\[ray].")
     ] = None,
     run: Annotated[str | None, typer.Option(help="Name of the folder under runs/; an unfinished one goes on.")] = None,
     set_: Annotated[
@@ -330,6 +407,11 @@ def main() -> None:
     with lasting_streams():
         try:
             app()
+        except DataError as error:
+            from tailguard.cli.advice import on_command_line
+
+            typer.echo(f"tailguard: {on_command_line(str(error))}", err=True)
+            sys.exit(2)
         except (TailguardError, MemoryError) as error:
             typer.echo(f"tailguard: {error or 'there is not enough memory for this.'}", err=True)
             sys.exit(2)

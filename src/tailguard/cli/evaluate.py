@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
 import typer
 
+from tailguard.cli.advice import on_command_line
 from tailguard.cli.workers import executor_of, working
 from tailguard.env.dataset import DataConfig, Part, check_bars
 from tailguard.errors import ConfigError, did_you_mean
@@ -37,6 +39,7 @@ from tailguard.walk_forward import WalkForwardConfig, local_executor, walk_forwa
 
 Say = Callable[[str], object]
 
+MOST_NOTES = 16
 DOUBTS: tuple[Severity, ...] = ("error", "warning")
 
 
@@ -72,7 +75,8 @@ def report_run(run: str, split: str | None) -> None:
     folder.require()
     known = sorted(file.stem for file in evaluation_folder(folder).glob("*.json"))
     if split is None and known:
-        split = next((name for name in MAIN_SPLITS if name in known), known[0])
+        newest = max(known, key=lambda name: (evaluation_folder(folder) / f"{name}.json").stat().st_mtime_ns)
+        split = next((name for name in MAIN_SPLITS if name in known), newest)
     of_new_bars = [name for name in known if name.startswith(f"{NEW_BARS}-")]
     if split == NEW_BARS and len(of_new_bars) == 1:
         split = of_new_bars[0]
@@ -82,6 +86,8 @@ def report_run(run: str, split: str | None) -> None:
             f"{', '.join(known) or 'none'}. Make one with `tailguard evaluate {folder.handle}`."
         )
     typer.echo(f"report in {rewrite_report(folder, split)}")
+    for other in (name for name in known if name != split):
+        typer.echo(f"  there is another: `tailguard report {folder.handle} --split {other}`")
 
 
 def walk(
@@ -118,8 +124,8 @@ def introduce(experiment: Experiment, say: Say) -> None:
         return
     data = task.dataset
     say(f"{data.bars!r}")
-    for note in data.bars.notes[:6]:
-        say(f"  {note}")
+    for note in list(dict.fromkeys(data.bars.notes))[:MOST_NOTES]:
+        say(f"  {on_command_line(note)}")
     for line in doubts_about(data.config):
         say(line)
     for choice in task.choices:
@@ -141,7 +147,7 @@ def doubts_about(config: DataConfig) -> list[str]:
     """What the data check finds in files that could be loaded all the same: close stamps, gaps, jumps."""
     return [
         f"  {Path(file).name}: {'looks wrong' if level == 'error' else 'note'}: {', '.join(codes)}; "
-        f"`tailguard data check {Path(file).name}` says where and what to do"
+        f"`tailguard data check {shlex.quote(file)}` says where and what to do"
         for file, found in zip(config.files, check_bars(config), strict=True)
         for level in DOUBTS
         if (codes := found.codes(level))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any
 
 import typer
 
-from tailguard.cli.evaluate import conclude, introduce
+from tailguard.checkpoint import write_file
+from tailguard.cli.evaluate import Say, conclude, introduce
 from tailguard.cli.progress import Display, display_of
 from tailguard.config_edits import ConfigEdits
-from tailguard.errors import TailguardError
+from tailguard.errors import ConfigError, TailguardError
 from tailguard.examination import remember
-from tailguard.experiment import Experiment, load_experiment, saved_experiment
+from tailguard.experiment import Experiment, ExperimentConfig, load_experiment, saved_experiment
+from tailguard.files import LARGEST_TEXT, read_text
 from tailguard.ppo import DistributionalPPO
 from tailguard.run import RunFolder, StoppedNow, resumed, run_path, train
 from tailguard.run.records import rows_of
@@ -43,6 +46,7 @@ def start(
     display = display_of(kind)
     with folder.lock():
         introduce(experiment, display.notice)
+        say_length(experiment.config, display.notice)
         env = experiment.training_env()
         agent = experiment.agent(env)
         folder.create(config.to_yaml(), {**experiment.manifest(env, sys.argv), "report": report})
@@ -50,6 +54,18 @@ def start(
         run_on(agent, experiment, folder, display, report)
     if fail_on_alert:
         exit_on_alerts(folder)
+
+
+def say_length(config: ExperimentConfig, say: Say) -> None:
+    """Training goes by whole rollouts: where that changes its length, say so before it begins."""
+    rollout = config.n_envs * config.ppo.n_steps
+    trained = -(-config.steps // rollout) * rollout
+    if trained != config.steps:
+        shorter = "; for less set ppo.n_steps or n_envs lower" if config.steps < rollout else ""
+        say(
+            f"{config.steps:,} steps are asked for and {trained:,} will be trained, in whole rollouts of "
+            f"{config.n_envs} x {config.ppo.n_steps} = {rollout:,}{shorter}"
+        )
 
 
 def exit_on_alerts(folder: RunFolder) -> None:
@@ -61,12 +77,14 @@ def exit_on_alerts(folder: RunFolder) -> None:
         raise typer.Exit(1)
 
 
-def go_on(run: str, kind: str, fail_on_alert: bool = False) -> None:
-    """Take a run up again."""
+def go_on(run: str, kind: str, fail_on_alert: bool = False, steps: int | None = None) -> None:
+    """Take a run up again, and train it to `steps` in all where these are given."""
     folder, display = RunFolder(run_path(run)), display_of(kind)
     folder.require_single_agent()
-    experiment = Experiment(saved_experiment(folder.config_file))
     with folder.lock():
+        if steps is not None:
+            lengthen(folder, steps)
+        experiment = Experiment(saved_experiment(folder.config_file))
         config, edits = experiment.config, ConfigEdits(folder, experiment.config)
         agent = resumed(folder, experiment.training_env, experiment.agent, config.checkpoint, edits.settings_for)
         if agent.num_timesteps == 0:
@@ -77,6 +95,19 @@ def go_on(run: str, kind: str, fail_on_alert: bool = False) -> None:
         run_on(agent, experiment, folder, display, report_wanted(folder))
     if fail_on_alert:
         exit_on_alerts(folder)
+
+
+def lengthen(folder: RunFolder, steps: int) -> None:
+    """Write another number of steps into a run's configuration; the rest of the file stays as it is."""
+    trained = max(folder.steps(), default=0)
+    if steps <= trained:
+        raise ConfigError(f"--steps {steps:,} counts from the beginning, and {folder.path} has trained {trained:,}.")
+    saved_experiment(folder.config_file).replace(steps=steps)
+    text = read_text(folder.config_file, LARGEST_TEXT, ConfigError)
+    edited, n_lines = re.subn(r"(?m)^steps:.*$", f"steps: {steps}", text)
+    if n_lines == 0:
+        edited = f"{text.rstrip()}\nsteps: {steps}\n"
+    write_file(folder.config_file, edited.encode())
 
 
 def report_wanted(folder: RunFolder) -> bool | None:

@@ -9,6 +9,7 @@ What is not set is chosen from the data by `data_defaults`, which also says why.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
@@ -27,6 +28,7 @@ from tailguard.files import open_regular
 from tailguard.market import Bars, load_bars
 from tailguard.market.check import DataReport, check_file
 from tailguard.market.features import DEFAULT_FEATURES, FeatureScaler, FeatureSet
+from tailguard.market.layout import columns_of
 from tailguard.market.sources import MENDED
 from tailguard.market.splits import Segment, Split, SplitRules, chronological
 
@@ -50,7 +52,9 @@ class DataConfig(Config):
     repair: tuple[str, ...] = ()
     """Named repairs of `load_bars`."""
     columns: tuple[str, ...] = ()
-    """Names of the columns of a file without header."""
+    """Names of the columns of a file without header, or pairs such as `close=last` where a name is not guessed."""
+    ambiguous: Literal["raise", "earliest", "latest"] = "raise"
+    """Which of two equal wall-clock times is meant where clocks go back."""
     features: tuple[str, ...] = DEFAULT_FEATURES
     """What the agent sees of each symbol, by name."""
     feature_clip: PositiveFloat = 5.0
@@ -173,24 +177,27 @@ def read_bars(config: DataConfig) -> Bars:
     for file in config.files:
         open_regular(file, DataError).close()
     source: Any = list(config.files) if len(config.files) > 1 else config.files[0]
-    columns = list(config.columns) or None
     try:
         return load_bars(
-            source, symbol=config.symbol, tz=config.tz, stamp=config.stamp, columns=columns, repair=config.repair
+            source,
+            symbol=config.symbol,
+            tz=config.tz,
+            stamp=config.stamp,
+            columns=columns_of(config.columns),
+            ambiguous=config.ambiguous,
+            repair=config.repair,
         )
     except DataError as error:
-        raise DataError(
-            f"{error}\nOn the command line these are --tz, --stamp, --set 'data.repair=[sort]' and "
-            f"--set 'data.columns=[ts, open, ...]'; `tailguard data check FILE` lists everything that is wrong."
-        ) from None
+        checks = " and ".join(f"`tailguard data check {shlex.quote(file)}`" for file in config.files[:2])
+        raise DataError(f"{error}\n{checks} lists everything that is wrong.") from None
 
 
 def check_bars(config: DataConfig) -> list[DataReport]:
     """The data check of each file, read as the configuration reads it; what its repairs put right is only noted."""
     stamp: Literal["close"] | None = "close" if config.stamp == "close" else None  # None lets it look for closes
     mended = [code for name in config.repair for code in MENDED[name]]
-    columns = list(config.columns) or None
-    return [check_file(file, stamp=stamp, tz=config.tz, columns=columns, accept=mended) for file in config.files]
+    options: dict[str, Any] = {"columns": columns_of(config.columns), "ambiguous": config.ambiguous, "accept": mended}
+    return [check_file(file, stamp=stamp, tz=config.tz, **options) for file in config.files]
 
 
 def split_rules(config: DataConfig) -> SplitRules:

@@ -58,7 +58,8 @@ def check_order(frame: pl.DataFrame) -> None:
         return
     row = wrong.row(0, named=True)
     if row["ts"] == row["before"]:
-        what, fix = "repeats the stamp of", "Find out which of the two is right and drop the other."
+        what = "repeats the stamp of"
+        fix = "Find out which is right and drop the other, or keep the last with load_bars(..., repair=['duplicates'])."
     else:
         what, fix = "is earlier than", "Sort by ts before loading, or use load_bars(..., repair=['sort'])."
     raise DataError(

@@ -96,8 +96,11 @@ def load_bars(
     notes.append(f"stamps: {reading.label}, taken as bar {stamp}" + (f" in {tz}" if tz else ""))
     bars = _canonical(frame, layout, table, symbol, _utc(frame, layout, reading, table, tz, ambiguous))
     bars = _repaired(bars, repair, notes)
-    if "adj_close" in bars.columns and "adjust" not in repair:
-        notes.append(_adjustment(bars))
+    adjusted = layout.roles.get("adj_close")
+    if "adjust" in repair:
+        bars = _adjusted(bars, adjusted, notes)
+    elif adjusted is not None and bars.schema[adjusted].is_numeric():
+        notes.append(_adjustment(bars, adjusted))
     if stamp == "close":
         bars = _shifted(bars, notes)
     return _pick(Bars(bars, notes=notes), symbol)
@@ -157,12 +160,12 @@ def _canonical(frame: pl.DataFrame, layout: Layout, table: Table, symbol: str | 
         out["symbol"] = names_of(frame[roles["symbol"]])
     else:
         out["symbol"] = pl.repeat(symbol or table.name, frame.height, eager=True)
-    for role in (*PRICES, "volume", "quote_volume", "adj_close"):
+    for role in (*PRICES, "volume", "quote_volume"):
         if role in roles:
             out[role] = numbers(frame[roles[role]], role, table)
     if "volume" not in out:
         out["volume"] = pl.repeat(0.0, frame.height, eager=True)
-    used = {*roles.values(), layout.time, ""}
+    used = {*(source for role, source in roles.items() if role != "adj_close"), layout.time}
     extras = {name: _loosely_numeric(frame[name]) for name in frame.columns if name not in used and name not in out}
     return pl.DataFrame({**out, **extras})
 
@@ -257,8 +260,6 @@ def _repaired(frame: pl.DataFrame, repair: Collection[str], notes: list[str]) ->
         lost = ~pl.col("volume").is_finite().fill_null(False)
         notes.append(f"repair missing_volume: {int(frame.select(lost.sum()).item())} rows set to 0")
         frame = frame.with_columns(volume=pl.when(lost).then(0.0).otherwise("volume"))
-    if "adjust" in repair:
-        frame = _adjusted(frame, notes)
     if "swapped_volume" in repair:
         if "quote_volume" not in frame.columns:
             raise DataError("repair 'swapped_volume' needs a quote volume; name it with columns={'quote_volume': ...}.")
@@ -271,27 +272,29 @@ def _repaired(frame: pl.DataFrame, repair: Collection[str], notes: list[str]) ->
     return frame
 
 
-def _adjusted(frame: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
+def _adjusted(frame: pl.DataFrame, adjusted: str | None, notes: list[str]) -> pl.DataFrame:
     """Prices after splits and dividends, by one factor per bar."""
-    if "adj_close" not in frame.columns:
-        raise DataError("repair 'adjust' needs an adjusted close; name it with columns={'adj_close': ...}.")
-    factor = pl.col("adj_close") / pl.col("close")
+    if adjusted is None or not frame.schema[adjusted].is_numeric():
+        raise DataError(
+            "repair 'adjust' needs numbers of an adjusted close: name them with columns={'adj_close': ...}."
+        )
+    factor = pl.col(adjusted) / pl.col("close")
     wrong = frame.select((~((factor > 0) & factor.is_finite())).fill_null(True)).to_series()
     if wrong.any():
         row = int(wrong.arg_max() or 0)
         raise DataError(f"Row {row} has no usable adjusted close: {frame.row(row)}. Drop the row or do not adjust.")
-    changed = int(frame.select((pl.col("adj_close") != pl.col("close")).sum()).item())
+    changed = int(frame.select((pl.col(adjusted) != pl.col("close")).sum()).item())
     notes.append(f"repair adjust: prices of {changed} bars multiplied by adjusted close over close")
     return frame.with_columns(pl.col(name) * factor for name in PRICES)
 
 
-def _adjustment(frame: pl.DataFrame) -> str:
+def _adjustment(frame: pl.DataFrame, adjusted: str) -> str:
     """What an adjusted close that is not used would change."""
-    share = frame.select((pl.col("adj_close") / pl.col("close") - 1).abs().fill_nan(None).max()).item() or 0.0
+    share = frame.select((pl.col(adjusted) / pl.col("close") - 1).abs().fill_nan(None).max()).item() or 0.0
     if share < 1e-6:
-        return "the adjusted close equals the close"
+        return f"{adjusted!r} equals the close"
     return (
-        f"the adjusted close is not used: it differs from the close by up to {share:.1%} (splits, dividends). "
+        f"{adjusted!r} is not used: it differs from the close by up to {share:.1%} (splits, dividends). "
         "repair=['adjust'] multiplies all prices by it"
     )
 
