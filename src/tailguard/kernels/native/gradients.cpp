@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <mutex>
 
 #include "trunk.h"
 
@@ -111,6 +112,7 @@ struct Run {
     RiskTask risk[N_SHARDS];
     std::vector<double> d_log_std[N_SHARDS];
     ShardTask tasks[N_SHARDS];
+    std::once_flag weights_packed;
     std::atomic<int> left{N_SHARDS};
 
     Run(const Job &of, nb::handle source, const ConstInts &chosen) : job(of) {
@@ -143,6 +145,7 @@ struct Run {
     }
 
     void work(int shard) {
+        std::call_once(weights_packed, [&] { pack(); });
         ShardTask &task = tasks[shard];
         Arena size, risk_size;
         Gradient::plan(job.layout, size);
@@ -189,8 +192,10 @@ std::vector<std::vector<double>> gradients(const std::vector<nb::object> &jobs, 
     const int n_jobs = int(jobs.size());
     {
         nb::gil_scoped_release released;
-        parallel(n_jobs, n_threads, [&](int i) { runs[i]->pack(); });
-        parallel(n_jobs * N_SHARDS, n_threads, [&](int i) { runs[i / N_SHARDS]->work(i % N_SHARDS); });
+        const bool apart = n_threads > 1;  // then the first shards of all jobs come first, and no thread waits for weights
+        parallel(n_jobs * N_SHARDS, n_threads, [&](int i) {
+            runs[apart ? i % n_jobs : i / N_SHARDS]->work(apart ? i / n_jobs : i % N_SHARDS);
+        });
     }
     std::vector<std::vector<double>> sums;
     for (const auto &run : runs) sums.push_back(run->totals());
