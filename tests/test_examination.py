@@ -21,7 +21,7 @@ from tailguard.errors import ConfigError, DataError
 from tailguard.evaluation import assessment as assessments
 from tailguard.evaluation import backtest, ledger
 from tailguard.evaluation.backtest import backtest_periods, follow_targets
-from tailguard.examination import exam_of, examine, preset_exam, remembered
+from tailguard.examination import exam_of, examine, examined, preset_exam, remembered
 from tailguard.experiment import DataTask, Experiment, PresetTask, experiment_config, load_experiment
 from tailguard.market import load_bars
 from tailguard.market.features import FeatureScaler, FeatureSet
@@ -82,6 +82,27 @@ def test_training_on_a_file_ends_in_a_report_a_trial_and_an_evaluation(first):
     assert named <= set(table.columns)
     assert json.loads((folder.path / "manifest.json").read_text())["data"]["bars"] == trial.data
     assert table.height == trial.n_bars
+
+
+def test_train_and_test_and_simple_rules_stand_side_by_side_in_report_json_and_on_the_console(first, capsys):
+    """700 bars have no validation; a look at train does not look at test."""
+    capsys.readouterr()
+    evaluate_run("first", [], "test", None)
+    printed = capsys.readouterr().out
+    found = assessments.load(first.path / "evaluation", "test")
+    places = {(result.strategy, result.part) for result in found.comparison}
+    strategies = ("agent", "ridge regression", "buy and hold", "equal weight")
+    assert places == {(name, part) for name in strategies for part in ("train", "test")}
+    own = next(result for result in found.comparison if (result.strategy, result.part) == ("agent", "test"))
+    assert_allclose(own.bps_per_bar, 1e4 * found.strategy.returns.mean())
+    said = json.loads((first.path / "evaluation" / "test.json").read_text())
+    assert {row["part"] for row in said["comparison"]} == {"train", "test"}
+    page = (first.path / "report.html").read_text().partition('id="performance"')[0]
+    for name in strategies:
+        assert f'<th scope="row">{name}</th>' in page
+        assert f"    {name:<17}" in printed
+    assert examined(first).verdict == found.verdict
+    assert {result.part for result in examine(first, "train").comparison} == {"train"}
 
 
 def test_every_look_is_a_row_and_different_results_are_different_trials(here, first):

@@ -27,6 +27,7 @@ from tailguard.evaluation import assessment as assessments
 from tailguard.evaluation import ledger
 from tailguard.evaluation.assessment import Assessment, OptimumFound, Subject, assess, trial_of, verdict_on
 from tailguard.evaluation.backtest import Backtest, backtest, backtest_periods, weights_frame
+from tailguard.evaluation.comparison import PartResult, compare
 from tailguard.evaluation.report import write_report
 from tailguard.evaluation.training_record import RiskPromise, TrainingRecord
 from tailguard.experiment import DataTask, Experiment, ExperimentConfig, PresetTask, saved_experiment
@@ -53,6 +54,8 @@ WALK_FORWARD = "walk-forward"
 MAIN_SPLITS = ("test", WALK_FORWARD)
 """Whose report is `report.html`; every other evaluation has a report of its own beside it."""
 MOST_COMPARED_TRIALS = 49
+MOST_COMPARED_BARS = 20_000
+"""Of train and validation, beside the bars that are judged."""
 LEARNED_SAMPLE = 128
 """Bars of train by which they are known again in other files: so many spread over it, and so many at its end."""
 PERIODIC = ("time_left", "period_return")
@@ -275,7 +278,31 @@ def examine(folder: RunFolder, part: Part = "test", files: Sequence[str] = ()) -
         gamma=experiment.config.ppo.gamma,
         facts=exam.facts,
     )
-    return conclude(folder, exam, strategy, subject, np.asarray(agent.config.critic.levels))
+    more: dict[str, Any] = {}
+    if isinstance(experiment.task, DataTask) and not files:
+        more["comparison"], ridge = beside_training(experiment.task.dataset, agent, part, strategy)
+        subject = replace(subject, facts=(*subject.facts, ("Ridge regression", f"chosen on validation: {ridge}")))
+    return conclude(folder, exam, strategy, subject, np.asarray(agent.config.critic.levels), **more)
+
+
+def beside_training(data: Dataset, agent: Policy, part: Part, strategy: Backtest) -> tuple[tuple[PartResult, ...], str]:
+    """The agent and simple rules on train and validation, and on `part`, whose backtest is there already.
+
+    Test is run only where it is asked for. Of train the last 20,000 bars are enough, and a part is left out where an
+    agent that counts the time of its episodes has no whole episode in it.
+    """
+    found: dict[str, Backtest] = {}
+    for name in ("train", "validation", part):
+        segment = getattr(data.split, name)
+        if name == part or segment is None or not len(segment):
+            continue
+        exam = data_exam(data, name, "")
+        exam = replace(exam, start=max(exam.start, exam.stop - MOST_COMPARED_BARS))
+        if exam.period is None or exam.stop - exam.start >= exam.period:
+            found[name] = exam.run(agent)
+    order: tuple[Part, ...] = ("train", "validation", "test")
+    found[part] = strategy
+    return compare(data, {name: found[name] for name in order if name in found})
 
 
 def require_bars_of_training(folder: RunFolder, experiment: Experiment) -> None:
@@ -351,7 +378,8 @@ def examined(folder: RunFolder, name: str = "test") -> Assessment:
     kept = assessments.load(evaluation_folder(folder), name)
     trials = ledger.gather(folder.path.parent, kept.subject.data, kept.subject.split)
     may_lose = kept.verdict.unseen_loss or None  # earlier versions kept none
-    return replace(kept, verdict=verdict_on(kept.subject, kept.strategy, kept.hold, ledger.count(trials), may_lose))
+    verdict = verdict_on(kept.subject, kept.strategy, kept.hold, ledger.count(trials), may_lose, kept.comparison)
+    return replace(kept, verdict=verdict)
 
 
 def rewrite_report(folder: RunFolder, name: str = "test") -> Path:

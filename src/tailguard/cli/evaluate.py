@@ -16,7 +16,7 @@ from tailguard.env.dataset import DataConfig, Part, check_bars
 from tailguard.errors import ConfigError, did_you_mean
 from tailguard.evaluation.assessment import Assessment, scalars
 from tailguard.evaluation.definitions import percent, ratio
-from tailguard.evaluation.report import break_even_words
+from tailguard.evaluation.report import break_even_words, comparison_table
 from tailguard.examination import (
     MAIN_SPLITS,
     NEW_BARS,
@@ -190,6 +190,10 @@ def summary(found: Assessment) -> list[str]:
         f"{'trial' if verdict.n_trials == 1 else 'trials'}, turnover {own.turnover_per_year:,.0f} a year, "
         f"break-even cost {break_even_words(found)}",
     ]
+    table = comparison_table(found.comparison)
+    if table.rows:
+        lines.append(f"  Sharpe ± standard error · return of a bar · turnover a year: {' | '.join(table.parts)}")
+        lines += [f"    {name:<17}{' | '.join(cells)}" for name, cells in table.rows]
     if found.optimum is not None and found.optimum.fraction is not None:
         best = found.optimum
         lines.append(f"  fraction of the optimum: {best.fraction:.1%} (standard error {best.fraction_stderr:.1%})")

@@ -7,7 +7,7 @@ evaluation/NAME.json        the rest
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from tailguard.evaluation.backtest import (
     follow_targets,
     stamp_column,
 )
+from tailguard.evaluation.comparison import PartResult
 from tailguard.evaluation.ledger import Trial, TrialCount
 from tailguard.evaluation.significance import Interval, backtest_overfitting
 from tailguard.evaluation.unseen_loss import unseen_loss
@@ -138,6 +139,8 @@ class Assessment:
     """Probability of backtest overfitting among the trials on these bars; None with fewer than two."""
     calibration: Calibration | None = None
     optimum: OptimumFound | None = None
+    comparison: tuple[PartResult, ...] = ()
+    """The agent and simple rules on train, validation and these bars; empty where there is no training to compare."""
     checks: tuple[tuple[str, bool], ...] = field(default=())
     """Leak tests made on this very data: (what, held)."""
 
@@ -173,14 +176,17 @@ def assess(
     other_trials: Array | None = None,
     levels: Array | None = None,
     features: Callable[[Bars], npt.NDArray[Any]] | None = None,
+    comparison: tuple[PartResult, ...] = (),
 ) -> Assessment:
     """Benchmarks, stress, verdict and checks of a finished backtest.
 
     other_trials: (T, K) returns of other trials on the same bars, for the probability of overfitting
     levels:       of `strategy.quantiles`
     features:     from bars to what the agent is shown, for the leak test
+    comparison:   the agent and simple rules on train, validation and these bars
     """
     hold = buy_and_hold(bars, strategy.first, len(strategy), costs=costs, account=account)
+    may_lose = unseen_loss(strategy.weights, bar_returns(bars, strategy))
     return Assessment(
         subject=subject,
         costs=costs,
@@ -189,10 +195,11 @@ def assess(
         hold=hold,
         stress=cost_stress(bars, strategy, costs=costs, account=account),
         break_even_bps=break_even_bps(bars, strategy, account),
-        verdict=verdict_on(subject, strategy, hold, trials, unseen_loss(strategy.weights, bar_returns(bars, strategy))),
+        verdict=verdict_on(subject, strategy, hold, trials, may_lose, comparison),
         folds=folds,
         overfitting=overfitting_among(strategy.returns, other_trials),
         calibration=calibrated(strategy, levels, subject.gamma, ~inside(bars.ts, account.no_trade_windows)),
+        comparison=comparison,
         checks=leak_tests(bars, strategy, costs, account, features),
     )
 
@@ -204,10 +211,15 @@ def bar_returns(bars: Bars, strategy: Backtest) -> Array:
 
 
 def verdict_on(
-    subject: Subject, strategy: Backtest, hold: Backtest, trials: TrialCount, may_lose: float | None = None
+    subject: Subject,
+    strategy: Backtest,
+    hold: Backtest,
+    trials: TrialCount,
+    may_lose: float | None = None,
+    comparison: Sequence[PartResult] = (),
 ) -> Verdict:
-    """The verdict, which is no on bars that were learned from; `may_lose` is that of `judge`."""
-    verdict = judge(strategy, hold, trials, may_lose=may_lose)
+    """The verdict, which is no on bars that were learned from; `may_lose` and `comparison` are those of `judge`."""
+    verdict = judge(strategy, hold, trials, may_lose=may_lose, comparison=comparison)
     return in_sample(verdict) if subject.in_sample else verdict
 
 
@@ -316,6 +328,7 @@ def scalars(assessment: Assessment) -> dict[str, Any]:
         "overfitting": assessment.overfitting,
         "calibration": asdict(assessment.calibration) if assessment.calibration else None,
         "optimum": asdict(assessment.optimum) if assessment.optimum else None,
+        "comparison": [asdict(result) for result in assessment.comparison],
         "checks": [list(check) for check in assessment.checks],
     }
 
@@ -429,5 +442,6 @@ def assembled(said: Mapping[str, Any], rows: pl.DataFrame) -> Assessment:
         if calibration
         else None,
         optimum=of_its_types(OptimumFound(**optimum)) if optimum else None,
+        comparison=tuple(of_its_types(PartResult(**result)) for result in said.get("comparison", [])),
         checks=tuple((what, bool(held)) for what, held in said["checks"]),
     )

@@ -128,6 +128,12 @@ FURTHER = (
         "stands it if mean(r) is at least the largest over k from 0 to 3 of k L/n + z s, where s is the standard error "
         "of mean(r) and z = Φ⁻¹(1 - 0.05 exp(k)): k losses are to be expected and the record met none.",
     ),
+    (
+        "Memorised",
+        "a/2 - b above 2.33 standard errors, and a above 2.33 of its own: a and b are the Sharpe ratios per bar, on "
+        "train and on these bars, of r - beta · return of the market; their errors are "
+        "√((1 - skew · SR + (kurtosis - 1)/4 · SR²) / (n - 1)).",
+    ),
     ("At equal volatility", "Holding the market with the share of equity that gives it the strategy's volatility."),
 )
 

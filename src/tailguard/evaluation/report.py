@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,7 @@ import numpy as np
 from tailguard.evaluation import measures
 from tailguard.evaluation.assessment import Assessment
 from tailguard.evaluation.backtest import MAX_BREAK_EVEN_BPS, Backtest, volatility_matched
+from tailguard.evaluation.comparison import PartResult, of_strategy
 from tailguard.evaluation.definitions import (
     ALPHA,
     DEFINITIONS,
@@ -70,6 +72,7 @@ def render(assessment: Assessment, training: TrainingRecord | None = None) -> st
         bars_per_year=f"{own.bars_per_year:,.0f}",
         symbols=own.symbols,
         tiles=tiles(assessment, matched),
+        comparison=comparison_table(assessment.comparison),
         cautions=cautions(assessment),
         optimum=assessment.optimum,
         performance=performance_charts(assessment, matched),
@@ -116,6 +119,31 @@ def bound_words(training: TrainingRecord) -> list[str]:
     """What is proven; a bound as wide as the action space says nothing and is left out."""
     bounds = training.attacks.bounds if training.attacks else ()
     return [bound.words for bound in bounds if bound.words is not None]
+
+
+class ComparisonTable(NamedTuple):
+    """Strategies by parts of the bars: train, validation and test side by side."""
+
+    parts: list[str]
+    rows: list[tuple[str, list[str]]]
+    """Name of the strategy, and per part its Sharpe ratio with the standard error, return of a bar and turnover."""
+
+
+def comparison_table(comparison: Sequence[PartResult]) -> ComparisonTable:
+    """Empty where there was no training to compare with."""
+    sizes = {result.part: result.n_bars for result in comparison}
+    rows = []
+    for name in dict.fromkeys(result.strategy for result in comparison):
+        found = of_strategy(comparison, name)
+        rows.append((name, [comparison_cell(found[part]) if part in found else "" for part in sizes]))
+    return ComparisonTable([f"{part}, {n:,} bars" for part, n in sizes.items()], rows)
+
+
+def comparison_cell(result: PartResult) -> str:
+    return (
+        f"{ratio(result.sharpe)} ± {ratio(result.sharpe_stderr)} · {result.bps_per_bar:+.2f} bps · "
+        f"{result.turnover_per_year:,.0f} times"
+    )
 
 
 def tiles(assessment: Assessment, matched: Backtest) -> list[Tile]:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tailguard.evaluation import measures
 from tailguard.evaluation.backtest import Backtest
+from tailguard.evaluation.comparison import (
+    AGENT,
+    HOLD,
+    RIDGE,
+    TRAIN,
+    PartResult,
+    memorised,
+    of_strategy,
+    rule_is_enough,
+)
 from tailguard.evaluation.ledger import TrialCount
 from tailguard.evaluation.significance import (
     Interval,
@@ -21,6 +32,8 @@ from tailguard.evaluation.unseen_loss import bars_to_stand, smallest_mean, unsee
 SKILL = "Evidence of skill"
 NO_SKILL = "No evidence of skill"
 CONFIDENCE = 0.95
+COSTLY = 0.5
+"""Part of the gross profit from which on costs are said first."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +60,12 @@ class Verdict:
     """Length at which a record of this mean and noise would stand such a loss."""
     too_short: bool = False
     """Whether the record is shorter than that."""
+    memorised: bool = False
+    """Whether the agent kept less than half of the Sharpe ratio that it has on the bars it learned from."""
+    enough: str = ""
+    """The simple rule that does as well as the agent; empty when there is none, or none was compared."""
+    cost_share: float = 0.0
+    """Costs as a part of the gross profit; 0 without a gross profit."""
 
     @property
     def skill(self) -> bool:
@@ -59,13 +78,15 @@ def judge(
     trials: TrialCount,
     *,
     may_lose: float | None = None,
+    comparison: Sequence[PartResult] = (),
     n_resamples: int = 2_000,
     seed: int = 0,
 ) -> Verdict:
     """Skill needs four things at once: a Sharpe ratio above zero, above luck among trials, beyond the market, and over
     a record that is long enough for the losses that the strategy may carry.
 
-    may_lose: loss of one bar to allow for, as a part of equity; None for what `unseen_loss` says of the weights held
+    may_lose:   loss of one bar to allow for, as a part of equity; None for what `unseen_loss` says of the weights held
+    comparison: the agent and simple rules on train and on the bars judged, which are its last part
     """
     rate, returns = strategy.bars_per_year, strategy.returns
     moments = bootstrap_moments(returns, hold.returns, n_resamples=n_resamples, seed=seed)
@@ -89,9 +110,11 @@ def judge(
     against = doubts(strategy, sharpe, alpha, deflated, trials.n_trials, luck, needed)
     if not against or sharpe.low > 0.0:
         against += short
+    by_heart, no_agent = memory_reason(comparison), rule_reason(comparison)
+    reasons = against or (support(sharpe, alpha, deflated, trials.n_trials),)
     return Verdict(
         headline=NO_SKILL if against else SKILL,
-        reasons=against or (support(sharpe, alpha, deflated, trials.n_trials),),
+        reasons=(*costs_reason(strategy), *by_heart, *reasons, *no_agent),
         sharpe=sharpe,
         alpha=alpha,
         beta=fit.beta,
@@ -103,6 +126,66 @@ def judge(
         unseen_loss=loss,
         bars_needed=bars_to_stand(float(returns.mean()), noise, len(returns), loss),
         too_short=bool(short),
+        memorised=bool(by_heart),
+        enough=rule_enough(comparison),
+        cost_share=cost_share(strategy),
+    )
+
+
+def cost_share(strategy: Backtest) -> float:
+    """Costs as a part of what was earned before them; 0 where nothing was."""
+    costs = float(strategy.costs.sum())
+    gross = float(strategy.returns.sum()) + costs
+    return costs / gross if gross > 0.0 else 0.0
+
+
+def costs_reason(strategy: Backtest) -> tuple[str, ...]:
+    """That costs eat most of the gross profit, and what to change; empty when they do not."""
+    share = cost_share(strategy)
+    if share <= COSTLY:
+        return ()
+    eaten = f"{share:.0%} of its gross profit" if share <= 1.0 else f"all of its gross profit ({share:,.1f} times it)"
+    return (
+        f"It trades too much: costs eat {eaten}, because it trades {strategy.turnover_per_year:,.0f} times its equity "
+        f"a year at {strategy.cost_bps:.1f} bps. Train with a no-trade band (--set data.account.no_trade_band=0.2) or "
+        "on longer bars.",
+    )
+
+
+def memory_reason(comparison: Sequence[PartResult]) -> tuple[str, ...]:
+    """That the agent knows its training bars by heart, and what to change; empty when it does not."""
+    parts = of_strategy(comparison, AGENT)
+    if TRAIN not in parts or len(parts) < 2:
+        return ()
+    train, other = parts[TRAIN], list(parts.values())[-1]
+    if not memorised(train, other):
+        return ()
+    return (
+        f"It memorised its training bars: Sharpe ratio {train.sharpe:.2f} on train, {other.sharpe:.2f} on {other.part}."
+        " Less memorises less: fewer steps, a lower learning rate, fewer features, a smaller network; or more bars.",
+    )
+
+
+def rule_enough(comparison: Sequence[PartResult]) -> str:
+    """The name of the simple rule that does as well on the bars judged; empty when there is none."""
+    agent = list(of_strategy(comparison, AGENT).values())
+    for name in (HOLD, RIDGE):
+        rule = list(of_strategy(comparison, name).values())
+        if agent and rule and agent[-1].part != TRAIN and rule_is_enough(agent[-1], rule[-1]):
+            return name
+    return ""
+
+
+def rule_reason(comparison: Sequence[PartResult]) -> tuple[str, ...]:
+    """That a simple rule does as well, so that no agent is needed; empty when none does."""
+    name = rule_enough(comparison)
+    if not name:
+        return ()
+    agent, rule = (list(of_strategy(comparison, who).values())[-1] for who in (AGENT, name))
+    words = "Holding the market" if name == HOLD else "A ridge regression on the same features"
+    return (
+        f"{words} does as well: Sharpe ratio {rule.sharpe:.2f} against {agent.sharpe:.2f} after the same costs, so no "
+        "agent is needed.",
     )
 
 
@@ -125,7 +208,9 @@ def tail_doubt(strategy: Backtest, noise: float, loss: float) -> tuple[str, ...]
 
 def in_sample(verdict: Verdict) -> Verdict:
     """The same figures on bars the agent learned from: they are no evidence of anything."""
-    return replace(verdict, headline=NO_SKILL, reasons=("In sample: the agent has learned from these very bars.",))
+    return replace(
+        verdict, headline=NO_SKILL, enough="", reasons=("In sample: the agent has learned from these very bars.",)
+    )
 
 
 def doubts(
