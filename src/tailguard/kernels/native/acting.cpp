@@ -110,11 +110,10 @@ void evaluate_block(const Evaluation &task, const ConstBools &starts, int64_t se
             for (int k = 0; k < layout.n_layers; ++k)
                 for (int64_t n = first; n < first + size; ++n) {
                     const size_t from = (k * N + n) * H, to = ((s * layout.n_layers + k) * N + n) * H;
-                    const size_t count = sequences.starts[n] ? 0 : sizeof(float) * H;  // zero where an episode starts
-                    std::memset(task.before_hidden.data() + to, 0, sizeof(float) * H);
-                    std::memset(task.before_cell.data() + to, 0, sizeof(float) * H);
-                    std::memcpy(task.before_hidden.data() + to, task.hidden.data() + from, count);
-                    std::memcpy(task.before_cell.data() + to, task.cell.data() + from, count);
+                    for (int64_t j = 0; j < H; ++j) {
+                        task.before_hidden.data()[to + j] = sequences.starts[n] ? 0.0f : task.hidden.data()[from + j];
+                        task.before_cell.data()[to + j] = sequences.starts[n] ? 0.0f : task.cell.data()[from + j];
+                    }
                 }
         kernels().gather(layout, sequences, nullptr, first, block);
         kernels().forward(layout, task.trunk->loaded(), block);

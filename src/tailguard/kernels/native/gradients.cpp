@@ -147,13 +147,8 @@ struct Run {
     void work(int shard) {
         std::call_once(weights_packed, [&] { pack(); });
         ShardTask &task = tasks[shard];
-        Arena size, risk_size;
-        Gradient::plan(job.layout, size);
-        std::memset(buffers[shard].data(), 0, sizeof(float) * size.used);
-        if (job.risk_layout) {
-            Gradient::plan(*job.risk_layout, risk_size);
-            std::memset(risk_buffers[shard].data(), 0, sizeof(float) * risk_size.used);
-        }
+        buffers[shard].clear();
+        if (job.risk_layout) risk_buffers[shard].clear();
         if (task.n_chosen > 0) {
             Arena needed;
             Block block, beside;

@@ -83,7 +83,7 @@ struct Sample {
                 const int n = task.n_choices[a];
                 const double shift = log_total(output + first, n);
                 log_prob += output[first + chosen(a)] - shift;
-                for (int k = first; k < first + n; ++k) entropy -= std::exp(output[k] - shift) * (output[k] - shift);
+                entropy += entropy_of(output + first, n, shift);
                 first += n;
             }
         }
@@ -99,9 +99,7 @@ struct Sample {
                 continue;
             }
             const int n = task.n_choices[a];
-            const double shift = log_total(output + first, n);
-            double own_entropy = 0.0;
-            for (int k = first; k < first + n; ++k) own_entropy -= std::exp(output[k] - shift) * (output[k] - shift);
+            const double shift = log_total(output + first, n), own_entropy = entropy_of(output + first, n, shift);
             for (int k = first; k < first + n; ++k) {
                 const double log_p = output[k] - shift, p = std::exp(log_p);
                 const double taken = k == first + chosen(a) ? 1.0 : 0.0;
@@ -121,6 +119,12 @@ struct Sample {
         for (int k = 1; k < n; ++k) largest = logits[k] > largest ? logits[k] : largest;
         for (int k = 0; k < n; ++k) total += std::exp(logits[k] - largest);
         return largest + std::log(total);
+    }
+
+    INLINE static double entropy_of(const float *logits, int n, double shift) {
+        double entropy = 0.0;
+        for (int k = 0; k < n; ++k) entropy -= std::exp(logits[k] - shift) * (logits[k] - shift);
+        return entropy;
     }
 };
 

@@ -73,15 +73,10 @@ void pack(const Layout &layout, const float *weights, const Packed &packed) {
 
 // Inputs
 
-static void copy_finite(const float *source, int count, bool trusted, float *result) {
-    for (int j = 0; j < count; ++j) result[j] = trusted || std::isfinite(source[j]) ? source[j] : 0.0f;
-}
-
+// `count` numbers and zeros up to `width`; numbers that are not trusted and not finite are zero too
 static void copy_padded(const float *source, int count, bool trusted, float *result, int width) {
-    if (trusted)
-        std::memcpy(result, source, sizeof(float) * count);
-    else
-        copy_finite(source, count, false, result);
+    if (trusted) std::memcpy(result, source, sizeof(float) * count);
+    for (int j = 0; !trusted && j < count; ++j) result[j] = std::isfinite(source[j]) ? source[j] : 0.0f;
     for (int j = count; j < width; ++j) result[j] = 0.0f;
 }
 

@@ -145,7 +145,7 @@ void parallel(int n_tasks, int n_threads, const std::function<void(int)> &task) 
     if (batch->error) std::rethrow_exception(batch->error);
 }
 
-Buffer::Buffer(size_t count) : capacity_(std::max<size_t>(count, 1)) { at_ = pool().take(capacity_); }
+Buffer::Buffer(size_t count) : count_(count), capacity_(std::max<size_t>(count, 1)) { at_ = pool().take(capacity_); }
 
 Buffer::~Buffer() {
     if (at_) pool().give_back(at_, capacity_);
@@ -153,6 +153,7 @@ Buffer::~Buffer() {
 
 Buffer &Buffer::operator=(Buffer &&other) noexcept {
     std::swap(at_, other.at_);
+    std::swap(count_, other.count_);
     std::swap(capacity_, other.capacity_);
     return *this;
 }

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 #include <functional>
+#include <utility>
 
 namespace tailguard {
 
@@ -16,15 +18,16 @@ class Buffer {
     Buffer() = default;
     explicit Buffer(size_t count);
     ~Buffer();
-    Buffer(Buffer &&other) noexcept : at_(other.at_), capacity_(other.capacity_) { other.at_ = nullptr; }
+    Buffer(Buffer &&other) noexcept { *this = std::move(other); }
     Buffer &operator=(Buffer &&other) noexcept;
     Buffer(const Buffer &) = delete;
     Buffer &operator=(const Buffer &) = delete;
     float *data() const { return at_; }
+    void clear() { std::memset(at_, 0, sizeof(float) * count_); }
 
   private:
     float *at_ = nullptr;
-    size_t capacity_ = 0;
+    size_t count_ = 0, capacity_ = 0;
 };
 
 }  // namespace tailguard
