@@ -269,6 +269,21 @@ def test_differentiable_trunks(seed: int) -> None:
     assert_close(d_x, wanted[1], 2e-6)
 
 
+def test_a_second_backward_pass_through_a_trunk_gives_the_same_gradient_and_leaves_the_first_alone() -> None:
+    rng = np.random.default_rng(0)
+    layout, end = random_layout(rng, 3)
+    arrays = (random_weights(rng, end), *random_sequences(rng, layout, 5, 4))
+    weights, x, *rest = (torch.from_numpy(part) for part in arrays)
+    weights.requires_grad_(), x.requires_grad_()
+    output = trunk_forward(layout, weights, x, *rest)[0]
+    first = torch.autograd.grad(output.sum(), (weights, x), retain_graph=True)
+    kept = [part.clone() for part in first]
+    second = torch.autograd.grad(2.0 * output.sum(), (weights, x))
+    for part, copy, twice in zip(first, kept, second, strict=True):
+        assert torch.equal(part, copy)
+        assert torch.equal(2.0 * part, twice)
+
+
 def refused(job: Any, chosen: Any, **changes: Any) -> str:
     with pytest.raises(ValueError) as refusal:
         gradients([replace(job, **changes)], chosen)

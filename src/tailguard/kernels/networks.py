@@ -146,16 +146,27 @@ class TrunkFunction(torch.autograd.Function):
         x: Tensor, *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         first, end = layout.span()
-        trunk, own = Trunk(layout.shifted(-first)), weights.detach()[first:end].clone()
-        trunk.load(own.numpy())
+        own = weights.detach()[first:end].clone()
         ctx.save_for_backward(own, x, starts, hidden, cell)
-        ctx.layout, ctx.first, ctx.n_threads, ctx.n_weights = trunk.layout, first, n_threads, len(weights)
+        ctx.layout, ctx.first, ctx.n_threads, ctx.n_weights = layout.shifted(-first), first, n_threads, len(weights)
         ctx.set_materialize_grads(False)
-        sequences, new_episodes = arrays_of(x, starts)
-        first_hidden, first_cell = (array.copy() for array in arrays_of(hidden, cell))  # which evaluate() moves on
-        inputs, nowhere = ([sequences], new_episodes, [first_hidden], [first_cell]), np.zeros((0, 2), np.int64)
-        evaluated = evaluate([trunk], *inputs, len(x), nowhere, n_threads, [True])[0]
-        return torch.from_numpy(evaluated.output), torch.from_numpy(evaluated.features)
+        ctx.taped, output, features = TrunkFunction.forward_pass(ctx, own, x, starts, hidden, cell)
+        return torch.from_numpy(output), torch.from_numpy(features)
+
+    @staticmethod
+    def forward_pass(ctx: Any, *tensors: Tensor) -> tuple[tuple[OutputJob, Any], Floats, Floats]:
+        """(a job for the backward pass, its tape), output and features."""
+        own, x, starts, hidden, cell = arrays_of(*tensors)
+        wanted, layout, sequences = ctx.needs_input_grad, ctx.layout, x.shape[:2]
+        output = np.empty((*sequences, layout.n_outputs), np.float32)
+        features = np.empty((*sequences, layout.n_features), np.float32)
+        gradient = np.zeros_like(own) if wanted[5] or any(wanted[7:]) else None
+        given = {"d_output": np.empty_like(output), "d_features": np.empty_like(features)}
+        d_x = np.empty_like(x) if wanted[6] else None
+        job = OutputJob(layout, own, gradient, x, starts, hidden, cell, **given, d_x=d_x)
+        module: Any = native()
+        tape = module.Tape(job, np.arange(x.shape[1]), output, features, ctx.n_threads)
+        return (job, tape), output, features
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -164,19 +175,21 @@ class TrunkFunction(torch.autograd.Function):
         results: list[Tensor | None] = [None] * len(wanted)
         if d_output is None and d_features is None:
             return tuple(results)
-        own, x, starts, hidden, cell = ctx.saved_tensors
-        if d_output is None:
-            d_output = x.new_zeros(*x.shape[:2], ctx.layout.n_outputs)
-        gradient = torch.zeros_like(own) if wanted[5] or any(wanted[7:]) else None
-        results[6] = torch.empty(x.shape) if wanted[6] else None
-        inputs, given = arrays_of(own, gradient, x, starts, hidden, cell), arrays_of(d_output, d_features, results[6])
-        module: Any = native()
-        module.gradients([OutputJob(ctx.layout, *inputs, *given)], np.arange(x.shape[1]), ctx.n_threads)
-        if gradient is not None and wanted[5]:
-            after = ctx.n_weights - ctx.first - len(own)
-            results[5] = torch.nn.functional.pad(gradient, (ctx.first, after))
-        if gradient is not None and any(wanted[7:]):
-            for k, (offset, shape) in enumerate(ctx.layout.parts()):
+        tensors = ctx.saved_tensors  # torch refuses where one of them was changed since
+        if ctx.taped is None:  # a backward pass before this one used it up
+            ctx.taped = TrunkFunction.forward_pass(ctx, *tensors)[0]
+        (job, tape), ctx.taped = ctx.taped, None
+        for given, found in zip((job.d_output, job.d_features), upstream, strict=True):
+            given[:] = 0.0 if found is None else found.detach().numpy()
+        tape.backward(ctx.n_threads)
+        if job.d_x is not None:
+            results[6] = torch.from_numpy(job.d_x)
+        if job.gradient is not None:
+            gradient = torch.from_numpy(job.gradient)
+            if wanted[5]:
+                after = ctx.n_weights - ctx.first - len(gradient)
+                results[5] = torch.nn.functional.pad(gradient, (ctx.first, after))
+            for k, (offset, shape) in enumerate(ctx.layout.parts() if any(wanted[7:]) else ()):
                 part = gradient[offset : offset + torch.Size(shape).numel()].view(shape)
                 results[7 + k] = part if wanted[7 + k] else None
         return tuple(results)
@@ -199,7 +212,7 @@ def trunk_forward(
 ) -> tuple[Tensor, Tensor]:
     """Output (L, B, W) and features (L, B, D) of a trunk, differentiable once; no gradient goes to the first state.
 
-    The backward pass computes the forward pass again rather than keeping what it found.
+    What the forward pass found is kept for one backward pass; another one would compute it again.
 
     weights:      (P,) flat, of which the layout's part is read
     x:            (L, B, F);  starts: (L, B) bool;  hidden, cell: (layers, B, H)

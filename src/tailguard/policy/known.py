@@ -7,6 +7,7 @@ calls every module as a module, so that acting, training, evaluation and `predic
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,8 +33,14 @@ def is_hooked(module: nn.Module) -> bool:
 
 def own_methods(module: nn.Module) -> list[str]:
     """Methods of its class that were replaced on this object alone."""
-    kind = type(module)
-    return [name for name in vars(module) if callable(getattr(kind, name, None))]
+    kind: Any = type(module)
+    return sorted(methods_of(kind) & vars(module).keys())
+
+
+@cache
+def methods_of(kind: type[Any]) -> frozenset[str]:
+    """Names of what can be called on a class."""
+    return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
 
 
 def is_chain(layers: nn.Module, activation: type[nn.Module], width: int, last: nn.Module) -> bool:

@@ -90,7 +90,8 @@ def sequence_features(trunk: Trunk, head: ActionHead | CriticHead, x: Tensor, st
         return trunk(x, state, layout).features  # type: ignore[no-any-return]
     place, parts = packed_layout(trunk, head.last_layer)
     weights = torch.cat([part.detach().reshape(-1) for part in parts])
-    starts = torch.from_numpy(layout.starts).index_fill(0, torch.tensor([0]), False)  # the caller's state counts there
+    starts = torch.from_numpy(layout.starts.copy())
+    starts[0] = False  # the caller's state counts there
     parameters = [*parts[:-2], parts[-2].detach(), parts[-1].detach()]  # the head itself applies its last layer
     return trunk_forward(place, weights, x, starts, *state, parameters, torch.get_num_threads())[1]
 

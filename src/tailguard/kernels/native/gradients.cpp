@@ -108,7 +108,7 @@ struct Run {
     const Job &job;
     PackedWeights packed, risk_packed;
     Gradient sums[N_SHARDS], risk_sums[N_SHARDS];
-    Buffer buffers[N_SHARDS], risk_buffers[N_SHARDS];
+    Buffer buffers[N_SHARDS], risk_buffers[N_SHARDS], workspaces[N_SHARDS];
     RiskTask risk[N_SHARDS];
     std::vector<double> d_log_std[N_SHARDS];
     ShardTask tasks[N_SHARDS];
@@ -144,20 +144,31 @@ struct Run {
         if (job.risk_layout) risk_packed.load(*job.risk_layout, job.weights.data(), true);
     }
 
+    // Numbers that a shard's blocks need
+    static size_t room(ShardTask &task) {
+        Arena needed;
+        Block block, beside;
+        float *d_inputs;
+        task.plan(task.size(), block, beside, d_inputs, needed);
+        task.kept = task.pass == both_passes ? 0 : needed.used;
+        return needed.used + (task.n_chosen - 1) / task.size() * task.kept;
+    }
+
     void work(int shard) {
         std::call_once(weights_packed, [&] { pack(); });
         ShardTask &task = tasks[shard];
+        if (task.n_chosen > 0) {
+            if (task.pass != backward_pass) workspaces[shard] = Buffer(room(task));
+            task.workspace = workspaces[shard].data();
+        }
+        if (task.pass == forward_pass) {
+            if (task.n_chosen > 0) kernels().run_shard(task);
+            return;
+        }
         buffers[shard].clear();
         if (job.risk_layout) risk_buffers[shard].clear();
-        if (task.n_chosen > 0) {
-            Arena needed;
-            Block block, beside;
-            float *d_inputs;
-            task.plan(task.size(), block, beside, d_inputs, needed);
-            const Buffer workspace(needed.used);
-            task.workspace = workspace.data();
-            kernels().run_shard(task);
-        }
+        if (task.n_chosen > 0) kernels().run_shard(task);
+        workspaces[shard] = Buffer();
         if (left.fetch_sub(1) > 1 || !job.gradient.is_valid()) return;
         reduce(job.layout, sums[0], sums[1], job.gradient.data());
         if (job.risk_layout) reduce(*job.risk_layout, risk_sums[0], risk_sums[1], job.gradient.data());
@@ -169,6 +180,36 @@ struct Run {
         const double *a = tasks[0].sums, *b = tasks[1].sums;
         if (job.task.loss != actor_loss) return {a[0] + b[0], a[1] + b[1]};
         return {a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3], a[4] >= b[4] || a[4] != a[4] ? a[4] : b[4]};
+    }
+};
+
+// A forward pass over all sequences of a job, kept until the gradients of its results are known
+class Tape {
+    Job job;
+    ConstInts chosen;
+    Run run;
+    bool spent = false;
+
+    void pass(Pass which, int n_threads) {
+        for (ShardTask &task : run.tasks) task.pass = which;
+        nb::gil_scoped_release released;
+        if (which == forward_pass) run.pack();
+        parallel(N_SHARDS, n_threads, [&](int i) { run.work(i); });
+    }
+
+  public:
+    Tape(nb::object source, const ConstInts &all, const Floats &output, const Floats &features, int n_threads)
+        : job(source), chosen(expect(all, "chosen", {job.n_sequences})), run(job, source, chosen) {
+        expect(output, "output", {job.n_steps, job.n_sequences, job.layout.outputs()});
+        expect(features, "features", {job.n_steps, job.n_sequences, job.layout.features()});
+        for (ShardTask &task : run.tasks) task.output = output.data(), task.features = features.data();
+        pass(forward_pass, n_threads);
+    }
+
+    void backward(int n_threads) {
+        if (spent) throw std::invalid_argument("the backward pass of a tape uses it up.");
+        spent = true;
+        pass(backward_pass, n_threads);
     }
 };
 
@@ -218,6 +259,10 @@ void quantile_huber(const ConstFloats &quantiles, const ConstFloats &samples, co
 void bind_gradients(nb::module_ &module) {
     using nb::arg;
     nb::class_<Job>(module, "Job");  // made by gradients(), which keeps it in the job it is called with
+    nb::class_<Tape>(module, "Tape")
+        .def(nb::init<nb::object, const ConstInts &, const Floats &, const Floats &, int>(), arg("job"),
+             arg("chosen").noconvert(), arg("output").noconvert(), arg("features").noconvert(), arg("n_threads"))
+        .def("backward", &Tape::backward, arg("n_threads"));
     module.def("gradients", &gradients, arg("jobs"), arg("chosen").noconvert(), arg("n_threads"));
     module.def("quantile_huber", &quantile_huber, arg("quantiles").noconvert(), arg("samples").noconvert(),
                arg("levels").noconvert(), arg("kappa"), arg("loss").noconvert(), arg("gradient").noconvert(),

@@ -218,18 +218,36 @@ static bool given_block(ShardTask &task, Block &block, const int64_t *chosen, fl
     return task.d_features != nullptr;
 }
 
+// Hands out what a block's forward pass found
+static void results_of(ShardTask &task, const Block &block, const int64_t *chosen) {
+    const Layout &layout = *task.layout;
+    const int W = layout.outputs(), D = layout.features(), last = layout.n_dense - 1;
+    const float *features = last > 0 ? block.outputs[last - 1] : block.features;
+    for (int m = 0; m < block.rows(); ++m) {
+        const int64_t at = task.place(chosen, block.size, m);
+        std::memcpy(task.output + at * W, block.outputs[last] + size_t(m) * padded(W), sizeof(float) * W);
+        std::memcpy(task.features + at * D, features + size_t(m) * padded(D), sizeof(float) * D);
+    }
+}
+
 static void run_shard(ShardTask &task) {
     const Layout &layout = *task.layout;
     const int size = task.size(), F = layout.n_inputs;
     const Levels levels(task.levels, task.loss == critic_loss ? layout.outputs() : 0);
     for (int64_t first = 0; first < task.n_chosen; first += size) {
         const int64_t *chosen = task.chosen + first;
-        Arena arena{task.workspace};
+        Arena arena{task.workspace + size_t(first / size) * task.kept};
         Block block, beside;
         float *d_inputs;
         task.plan(int(task.n_chosen - first < size ? task.n_chosen - first : size), block, beside, d_inputs, arena);
-        gather(layout, task.sequences, task.chosen, first, block);
-        forward(layout, *task.packed, block);
+        if (task.pass != backward_pass) {
+            gather(layout, task.sequences, task.chosen, first, block);
+            forward(layout, *task.packed, block);
+        }
+        if (task.pass == forward_pass) {
+            results_of(task, block, chosen);
+            continue;
+        }
         bool added = false;
         if (task.loss == actor_loss) actor_block(task, block, chosen);
         if (task.loss == critic_loss) critic_block(task, block, chosen, levels);

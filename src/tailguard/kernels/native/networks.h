@@ -166,10 +166,14 @@ struct RiskTask {
 };
 
 enum Loss { actor_loss, critic_loss, given_loss };
+enum Pass { both_passes, forward_pass, backward_pass };
 
-// One shard of a batch through a trunk and its loss: several blocks one after another in one workspace.
+// One shard of a batch through a trunk and its loss: several blocks one after another in one workspace, or each in its
+// own where the backward pass comes later.
 struct ShardTask {
     Loss loss;
+    Pass pass;
+    size_t kept;  // numbers from one block to the next in the workspace; 0 where all blocks share it
     const Layout *layout;
     const Packed *packed;
     Gradient gradient;
@@ -197,6 +201,7 @@ struct ShardTask {
     // given gradients of outputs and features (or none); what they say of x, where it is asked for
     const float *d_output, *d_features;  // (L, S, W), (L, S, D)
     float *d_x;                          // (L, S, F)
+    float *output, *features;            // (L, S, W), (L, S, D) written by a forward pass alone
 
     // Sequences in a block: as many rows as stay in the cache, and enough sequences for a product
     INLINE int size() const {
