@@ -193,7 +193,6 @@ class Tape {
     void pass(Pass which, int n_threads) {
         for (ShardTask &task : run.tasks) task.pass = which;
         nb::gil_scoped_release released;
-        if (which == forward_pass) run.pack();
         parallel(N_SHARDS, n_threads, [&](int i) { run.work(i); });
     }
 
