@@ -319,6 +319,8 @@ def export(
 
     place = export_policy(run, to if to is not None else run_path(run) / "frozen")
     typer.echo(f"frozen policy in {place}: tailguard_runtime.FrozenPolicy.load({str(place)!r})")
+    if not (place / "step.onnx").exists():
+        typer.echo("without step.onnx: install tailguard[onnx] and export again if you want the ONNX graph of a step")
 
 
 @app.command()

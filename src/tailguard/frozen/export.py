@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from tailguard.ppo import DistributionalPPO
 from tailguard.run import RunFolder, newest_checkpoint, run_path
 
 FORMAT, SCHEMA_VERSION = "tailguard-frozen-policy", 1
-CONTRACT, WEIGHTS, TEST_VECTOR, CHECKSUMS = (
+CONTRACT, WEIGHTS, TEST_VECTOR, GRAPH, CHECKSUMS = (
     *("contract.json", "weights.safetensors", "test_vector.safetensors"),
-    "SHA256SUMS",
+    *("step.onnx", "SHA256SUMS"),
 )
 VERSIONS = ("tailguard", "torch", "numpy")
 
@@ -29,6 +30,7 @@ VERSIONS = ("tailguard", "torch", "numpy")
 def export(what: DistributionalPPO | str | Path, folder: str | Path) -> Path:
     """Write the frozen policy of an agent, or of the newest agent of a run (a name under runs/, or a path).
 
+    Where the package onnx is installed (`tailguard[onnx]`) the folder also has `step.onnx`, the graph of one step.
     A frozen policy that the folder held before is replaced whole; anything else there is refused. Read it with
     `tailguard_runtime.FrozenPolicy.load`.
     """
@@ -65,10 +67,15 @@ def write(
         "market": None if market is None else {name: said for name, said in market.items() if name != "observation"},
         "source": {**source, "versions": {name: version(name) for name in VERSIONS}},
     }
+    weights = weights_of(policy, moments)
     files = {
         CONTRACT: json.dumps(contract, indent=1, allow_nan=False).encode(),
-        WEIGHTS: render_arrays(weights_of(policy, moments)),
+        WEIGHTS: render_arrays(weights),
         TEST_VECTOR: render_arrays(make_test_vector(policy, moments)),
     }
+    if find_spec("onnx") is not None:
+        from tailguard.frozen.graph import step_graph
+
+        files[GRAPH] = step_graph(contract, weights)
     files[CHECKSUMS] = "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in files).encode()
     return write_folder(folder, files, CHECKSUMS, "frozen policy")
