@@ -209,14 +209,14 @@ def resume(
 def bars_of(
     data: list[Path] | None,
     *,
-    columns: str | None = None,
+    columns: str | list[str] | None = None,
     repair: list[str] | None = None,
     **said: str | None,
 ) -> dict[str, Any]:
     """The settings that --data and the options about reading it stand for."""
     wanted = {
         "files": [str(file.resolve()) for file in data or []] or None,
-        "columns": columns.split(",") if columns else None,
+        "columns": (columns.split(",") if isinstance(columns, str) else columns) or None,
         "repair": repair or None,
         **said,
     }

@@ -41,19 +41,26 @@ def start(
     if dry_run:
         typer.echo(config.to_yaml(), nl=False)
         return
+    folder = begin(config, RunFolder(run_path(run)) if run is not None else None, display_of(kind), sys.argv, report)
+    if fail_on_alert:
+        exit_on_alerts(folder)
+
+
+def begin(
+    config: ExperimentConfig, folder: RunFolder | None, display: Display, command: Sequence[str], report: bool | None
+) -> RunFolder:
+    """Train an agent in a new run, whose folder is chosen where it is None, and examine it; returns the folder."""
     experiment = Experiment(config)
-    folder = RunFolder(run_path(run) if run is not None else free_path(f"{experiment.task.name}-{config.seed}"))
-    display = display_of(kind)
+    folder = folder or RunFolder(free_path(f"{experiment.task.name}-{config.seed}"))
     with folder.lock():
         introduce(experiment, display.notice)
         say_length(experiment.config, display.notice)
         env = experiment.training_env()
         agent = experiment.agent(env)
-        folder.create(config.to_yaml(), {**experiment.manifest(env, sys.argv), "report": report})
+        folder.create(config.to_yaml(), {**experiment.manifest(env, command), "report": report})
         remember(experiment.task, folder.path)
         run_on(agent, experiment, folder, display, report)
-    if fail_on_alert:
-        exit_on_alerts(folder)
+    return folder
 
 
 def say_length(config: ExperimentConfig, say: Say) -> None:
