@@ -94,6 +94,13 @@ def test_a_record_that_is_too_short_says_how_long_it_would_have_to_be():
     assert judge(again, hold, ONE, n_resamples=300).headline == SKILL
 
 
+def test_a_record_that_lost_is_finite_in_json_because_no_length_would_do():
+    own, hold = record_of(np.random.default_rng(0).normal(-1e-3, 1e-3, 500))
+    verdict = judge(own, hold, ONE, n_resamples=100)
+    assert verdict.bars_needed == 0.0
+    assert not verdict.too_short
+
+
 def test_a_record_that_has_met_its_loss_is_judged_by_its_returns_alone():
     returns = np.random.default_rng(0).normal(1e-4, 5e-4, 1_000)
     returns[500] = -0.13

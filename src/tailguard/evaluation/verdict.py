@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 
 from tailguard.evaluation import measures
 from tailguard.evaluation.backtest import Backtest
@@ -57,7 +58,7 @@ class Verdict:
     unseen_loss: float = 0.0
     """Loss of one bar, as a part of equity, that the strategy may meet although the record has not."""
     bars_needed: float = 0.0
-    """Length at which a record of this mean and noise would stand such a loss."""
+    """Length at which a record of this mean and noise would stand such a loss; 0 where no length would do."""
     too_short: bool = False
     """Whether the record is shorter than that."""
     memorised: bool = False
@@ -107,6 +108,7 @@ def judge(
     loss = unseen_loss(strategy.weights) if may_lose is None else may_lose
     noise = float(moments.mean.std())
     short = tail_doubt(strategy, noise, loss)
+    enough = bars_to_stand(float(returns.mean()), noise, len(returns), loss)
     against = doubts(strategy, sharpe, alpha, deflated, trials.n_trials, luck, needed)
     if not against or sharpe.low > 0.0:
         against += short
@@ -124,7 +126,7 @@ def judge(
         best_of_luck=luck,
         mean_stderr=noise,
         unseen_loss=loss,
-        bars_needed=bars_to_stand(float(returns.mean()), noise, len(returns), loss),
+        bars_needed=enough if isfinite(enough) else 0.0,
         too_short=bool(short),
         memorised=bool(by_heart),
         enough=rule_enough(comparison),
