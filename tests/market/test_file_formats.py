@@ -311,3 +311,14 @@ def test_zips_are_bounded_and_hold_one_file(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"bars.csv", b"bars.csw", 1))  # the two names no longer agree
     with pytest.raises(DataError, match="cannot be unpacked"):
         load_bars(path)
+
+
+def test_text_that_grows_beyond_memory_when_it_is_parsed_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    rows = [list(row) for row in daily().frame.select(pl.col("ts").dt.epoch("ms"), *PRICES, "volume").rows()]
+    (tmp_path / "bars.json").write_text(json.dumps(rows))
+    (tmp_path / "bars.csv").write_text(investing(daily()), encoding="utf-16")
+    size = max(file.stat().st_size for file in tmp_path.iterdir())
+    monkeypatch.setattr("tailguard.market.unpacked.physical_memory", lambda: 2 * size)
+    for name in ("bars.json", "bars.csv"):
+        with pytest.raises(DataError, match="more than the memory of this machine takes in this format"):
+            load_bars(tmp_path / name, tz="UTC")

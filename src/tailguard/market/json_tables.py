@@ -10,7 +10,6 @@ from typing import Any
 import polars as pl
 
 from tailguard.errors import DataError
-from tailguard.files import physical_memory
 from tailguard.market.headers import KLINES
 from tailguard.market.layout import USUAL_ORDER
 
@@ -20,8 +19,6 @@ MEMORY_PER_BYTE = 16
 
 def json_table(text: bytes, path: Path) -> pl.DataFrame:
     """The table that JSON text holds; DataError says which forms are read."""
-    if MEMORY_PER_BYTE * len(text) > physical_memory():
-        raise DataError(f"{path} has {len(text):,} bytes of JSON, more than memory holds when parsed. Write it as CSV.")
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -14,7 +14,7 @@ from polars.exceptions import PanicException, PolarsError
 from tailguard.errors import DataError
 from tailguard.files import open_regular, physical_memory
 from tailguard.market.headers import cells_of, column_levels, names_without_header
-from tailguard.market.json_tables import json_table, rows_table
+from tailguard.market.json_tables import MEMORY_PER_BYTE, json_table, rows_table
 from tailguard.market.layout import USUAL_ORDER
 from tailguard.market.unpacked import decoded_text, refuse_bomb, unpacked_bytes
 
@@ -136,7 +136,7 @@ def _open_file(path: Path, columns: Columns | None) -> Table:
             raise DataError(f"{path} is empty (0 bytes).")
     suffix = path.suffix.lower()
     if path.name.lower().endswith(_JSON):
-        return Table(json_table(unpacked_bytes(path), path).lazy(), str(path), path.name.split(".")[0])
+        return Table(json_table(unpacked_bytes(path, MEMORY_PER_BYTE), path).lazy(), str(path), path.name.split(".")[0])
     if suffix in _TEXT:
         refuse_bomb(path)
         return _open_text(path, columns)

@@ -21,6 +21,8 @@ GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 ZLIB = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 ZIP = b"PK\x03\x04"
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+MEMORY_OF_UTF16 = 5
+"""Bytes, text of up to four bytes a character and UTF-8, for every byte."""
 ZSTD_BLOCK = 2**17
 """Bytes that one block of zstd unpacks to, at most."""
 
@@ -55,9 +57,17 @@ def refuse_bomb(path: Path) -> int:
     return size
 
 
-def unpacked_bytes(path: Path) -> bytes:
-    """The bytes of a file, unpacked where it is gzip or a zip with one file in it; `refuse_bomb` bounds them."""
+def unpacked_bytes(path: Path, memory_per_byte: int = 1) -> bytes:
+    """The bytes of a file, unpacked where it is gzip or a zip with one file in it; `refuse_bomb` bounds them.
+
+    memory_per_byte: of what is made of them; more than memory holds is refused before anything is read
+    """
     size = refuse_bomb(path)
+    if size * memory_per_byte > physical_memory():
+        raise DataError(
+            f"{path} holds {size:,} bytes of text, more than the memory of this machine takes in this format. "
+            "Split it, or write it as CSV in UTF-8."
+        )
     with open_regular(path, DataError) as file:
         start = file.read(4)
         file.seek(0)
@@ -76,7 +86,7 @@ def decoded_text(path: Path) -> bytes | None:
         start = file.read(4)
     if start != ZIP and start[:2] not in UTF16:
         return None
-    text = unpacked_bytes(path)
+    text = unpacked_bytes(path, MEMORY_OF_UTF16)
     if text[:2] not in UTF16:
         return text
     try:
