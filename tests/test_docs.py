@@ -41,3 +41,27 @@ def test_every_proof_of_a_guarantee_exists() -> None:
             page, _, test = (page + proof if proof.startswith("::") else proof).partition("::")
             assert (ROOT / page).exists(), page
             assert not test or f"def {test}(" in (ROOT / page).read_text(), f"{page}::{test}"
+
+
+def test_excerpts_in_the_style_guide_are_the_code() -> None:
+    excerpts = [
+        (match.group(1), match.group(2))
+        for match in re.finditer(r"^```python\n# (src/\S+)\n(.*?)^```", (ROOT / "STYLE.md").read_text(), re.M | re.S)
+    ]
+    assert len(excerpts) >= 4
+    for path, text in excerpts:
+        code = (ROOT / path).read_text()
+        for part in re.split(r"^\.\.\.\n", text, flags=re.M):
+            assert part.strip("\n") in code, f"{path} no longer reads so:\n{part}"
+
+
+def test_the_tour_of_the_architecture_names_what_is_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text().replace("\n", " ")
+    source = ROOT / "src" / "tailguard"
+    for path in re.findall(r"`([\w/]+\.py)`", text):
+        assert (source / path).exists(), path
+    named = re.findall(r"`([\w/]+\.py)`: ((?:`\w+`(?:,\s+)?)+)", text)
+    assert len(named) >= 10
+    for path, names in named:
+        for name in re.findall(r"\w+", names):
+            assert re.search(rf"^ *(def|class) {name}\b", (source / path).read_text(), re.M), f"{path}: {name}"
