@@ -69,7 +69,7 @@ def test_an_agent_takes_the_prices_out_and_an_environment_without_any_is_refused
         agent.policy.action_head.mean.bias.fill_(0.8)  # a position for prices to move
     buffer = collected(agent).rollout_buffer
     advantages = buffer.advantages.copy()
-    relieved, figures = agent.hindsight.relieve(buffer, advantages)
+    relieved, figures = agent.hindsight.apply(buffer, advantages)
     assert relieved.var() < 0.2 * advantages.var()
     assert next(iter(figures.values())) == pytest.approx(1.0 - relieved.var() / advantages.var())
     with pytest.raises(EnvContractError, match="exogenous"):

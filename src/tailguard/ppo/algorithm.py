@@ -40,9 +40,15 @@ from tailguard.ppo.settings import (
     policy_config_from,
 )
 from tailguard.ppo.threads import keep_freed_memory
-from tailguard.ppo.trunk_figures import gradient_figures, state_figures
 from tailguard.ppo.update import UpdateStats, update
-from tailguard.ppo.watch import TradingSample, calibration_figures, explained_variance, rollout_figures
+from tailguard.ppo.watch import (
+    TradingSample,
+    calibration_figures,
+    explained_variance,
+    gradient_figures,
+    rollout_figures,
+    state_figures,
+)
 from tailguard.rollout import RolloutBuffer, SequenceBatch
 from tailguard.rollout.advantages import normalize_valid
 from tailguard.rollout.collect import RolloutState, collect_steps
@@ -209,7 +215,7 @@ class DistributionalPPO(BundledAlgorithm):
             callback.update_locals({"self": self, "env": env, "rollout_buffer": rollout_buffer, **seen})
             if not callback.on_step():
                 return False
-            self.hindsight.note(env)
+            self.hindsight.record(env)
             self.trading.note(seen["n_steps"], seen["rewards"], seen["infos"])
             ended = seen["dones"].nonzero()[0]
             if len(ended):
@@ -305,12 +311,12 @@ class DistributionalPPO(BundledAlgorithm):
             self.randomness.targets,
             buffer.valid,
         )
-        advantages, figures = self.hindsight.relieve(buffer, self.risk.advantages(buffer, target))
+        advantages, figures = self.hindsight.apply(buffer, self.risk.advantages(buffer, target))
         self.meter.add(figures)
         if config.normalize_advantage:
             advantages = normalize_valid(advantages, buffer.valid)
         scale, clips = self.return_scale.snapshot, config.critic.value_clip is not None
-        return sequences_of(buffer, advantages, target, scale, self.risk.lesson(buffer), clips)
+        return sequences_of(buffer, advantages, target, scale, self.risk.value_targets(buffer), clips)
 
     def finish_update(self, stats: UpdateStats, reserved: SequenceBatch, now: Schedules) -> None:
         """Measure on the reserve, move the controllers, log everything once, check the alerts."""

@@ -22,10 +22,10 @@ FARTHEST = 4.0
 class Hindsight:
     """None: advantages stay as they are."""
 
-    def note(self, env: VecEnv) -> None:
+    def record(self, env: VecEnv) -> None:
         """After every step: what the world did in it."""
 
-    def relieve(self, buffer: RolloutBuffer, advantages: Floats) -> tuple[Floats, Mapping[Metric, float]]:
+    def apply(self, buffer: RolloutBuffer, advantages: Floats) -> tuple[Floats, Mapping[Metric, float]]:
         """(T, N) advantages without the world's own moves, and figures."""
         return advantages, {}
 
@@ -36,7 +36,7 @@ class WorldHindsight(Hindsight):
     def __init__(self) -> None:
         self.moves: list[Floats] = []
 
-    def note(self, env: VecEnv) -> None:
+    def record(self, env: VecEnv) -> None:
         moves: Any = getattr(env, "exogenous", None)
         if moves is None:
             raise EnvContractError(
@@ -45,7 +45,7 @@ class WorldHindsight(Hindsight):
             )
         self.moves.append(np.array(moves, dtype=np.float64))
 
-    def relieve(self, buffer: RolloutBuffer, advantages: Floats) -> tuple[Floats, Mapping[Metric, float]]:
+    def apply(self, buffer: RolloutBuffer, advantages: Floats) -> tuple[Floats, Mapping[Metric, float]]:
         moves = np.stack(self.moves[-buffer.n_steps :])
         self.moves.clear()
         parts = [buffer.modes.astype(np.float64).clip(-1.0, 1.0)]

@@ -134,7 +134,7 @@ class Risk:
         """(T, N) what the policy is to climb. target: (T, N, K) samples of the return from each step on."""
         return buffer.advantages
 
-    def lesson(self, buffer: RolloutBuffer) -> Floats | None:
+    def value_targets(self, buffer: RolloutBuffer) -> Floats | None:
         """(T, N, 3) what the risk value learns from; None: nothing does."""
         return None
 
@@ -268,7 +268,7 @@ class EpisodeRisk(Risk):
         mixed: Floats = (1.0 - weight) * buffer.advantages + weight * buffer.risk_advantages
         return mixed
 
-    def lesson(self, buffer: RolloutBuffer) -> Floats | None:
+    def value_targets(self, buffer: RolloutBuffer) -> Floats | None:
         scale: Affine = self.scale.snapshot
         target = (buffer.risk_returns - scale.mean) / scale.std
         return np.concatenate([buffer.period, target[..., None]], -1)
