@@ -40,7 +40,11 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def disagreement(agent: DistributionalPPO, policy: FrozenPolicy, n_steps: int, n: int = 3) -> float:
-    """Largest difference of actions (relative to half their range) and of states over sequences with new episodes."""
+    """Largest difference of actions and states over sequences with new episodes.
+
+    Actions relative to half their range, choices by how far what was chosen lies below the best one; cells relative to
+    their size where it is above 1: float32 has no finer steps.
+    """
     rng, space = np.random.default_rng(7), agent.action_space
     n_layers = agent.policy.actor.memory.n_layers
     state, own, worst = None, policy.initial_state(n), 0.0
@@ -48,14 +52,28 @@ def disagreement(agent: DistributionalPPO, policy: FrozenPolicy, n_steps: int, n
         seen = rng.normal(size=(n, *agent.observation_space.shape)).astype(np.float32)
         starts = rng.random(n) < (1.0 if step == 0 else 0.05)
         expected, state = agent.predict(agent.obs_stats.normalize(seen), state, starts, deterministic=True)
+        before = own.keep(starts)
         action, own = policy.step(seen, own, starts)
         assert action.shape == expected.shape
         assert action.dtype == expected.dtype
-        unit = (space.high - space.low) / 2 if isinstance(space, spaces.Box) else 1.0
-        worst = max(worst, np.abs((action - expected) / unit).max())
+        if isinstance(space, spaces.Box):
+            worst = max(worst, np.abs((action - expected) / ((space.high - space.low) / 2)).max())
+        else:
+            worst = max(worst, margin(policy, policy.network.step(policy.normalized(seen), before)[0], expected))
         worst = max(worst, np.abs(own.hidden - state[0][:n_layers]).max(initial=0.0))
-        worst = max(worst, np.abs(own.cell - state[1][: len(own.cell)]).max(initial=0.0))
+        cell = state[1][: len(own.cell)]
+        worst = max(worst, (np.abs(own.cell - cell) / np.maximum(np.abs(cell), 1.0)).max(initial=0.0))
     return float(worst)
+
+
+def margin(policy: FrozenPolicy, output: np.ndarray, chosen: np.ndarray) -> float:
+    """How far the outputs of other choices lie below the best ones: 0 where they are the policy's own."""
+    if policy.layout.action_kind == "MultiBinary":
+        other = policy.actions(output).reshape(output.shape) != chosen.reshape(output.shape)
+        return float(np.abs(output[other]).max(initial=0.0))
+    logits = np.where(policy.forbidden, -np.inf, output.reshape(len(output), *policy.forbidden.shape))
+    indices = chosen.reshape(len(output), -1) - policy.start
+    return float((logits.max(-1) - np.take_along_axis(logits, indices[..., None], -1)[..., 0]).max())
 
 
 def random_agent(number: int, largest: int) -> DistributionalPPO:

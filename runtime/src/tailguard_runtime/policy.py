@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from tailguard_runtime.contract import Contract, parse_contract
 from tailguard_runtime.errors import FrozenPolicyError
 from tailguard_runtime.folder import CONTRACT, TEST_VECTOR, WEIGHTS, Arrays, parse_arrays, parse_json, read_folder
-from tailguard_runtime.network import Array, Gates, Network, State
+from tailguard_runtime.network import Array, Gates, Network, State, Wide
 
 TOLERANCE = 1e-4
 """Of the test vector, relative to its largest value: rounding differs between machines, another policy by more."""
@@ -175,16 +175,13 @@ def refuse_misfit(contract: Contract, weights: Arrays) -> None:
 
 
 def network_of(contract: Contract, weights: Arrays) -> Network:
-    """The network with its weights transposed, so that a step multiplies from the right."""
+    """The network with its weights in float64, transposed, so that a step multiplies from the right."""
 
-    def transposed(name: str) -> Array:
-        return np.ascontiguousarray(weights[name].T)
+    def wide(name: str) -> Wide:
+        return np.ascontiguousarray(weights[name].T, np.float64)
 
     names = [f"rnn.{i}" for i in range(contract.n_rnn_layers)]
-    gates = (
-        Gates(transposed(f"{name}.input_weight"), transposed(f"{name}.hidden_weight"), weights[f"{name}.bias"])
-        for name in names
-    )
-    layers = ((transposed(f"layers.{i}.weight"), weights[f"layers.{i}.bias"]) for i in range(len(contract.layers)))
-    head = (transposed("head.weight"), weights["head.bias"])
-    return Network(contract.rnn, tuple(gates), tuple(layers), contract.activation, head)
+    parts = ("input_weight", "hidden_weight", "bias")
+    gates = tuple(Gates(*(wide(f"{name}.{part}") for part in parts)) for name in names)
+    layers = tuple((wide(f"layers.{i}.weight"), wide(f"layers.{i}.bias")) for i in range(len(contract.layers)))
+    return Network(contract.rnn, gates, layers, contract.activation, (wide("head.weight"), wide("head.bias")))
