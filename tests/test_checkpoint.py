@@ -368,3 +368,15 @@ def test_a_failed_write_names_the_place_and_the_space(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("")
     with pytest.raises(CheckpointError, match=r"plain/agent: .* It needs [0-9,]+ bytes, [0-9,]+ are free"):
         tiny_agent().save(tmp_path / "plain" / "agent")
+
+
+def test_a_bundle_that_says_nothing_of_its_session_is_refused_by_name(tmp_path: Path) -> None:
+    agent = tiny_agent()
+    agent.learn(128)
+    agent.checkpoint(tmp_path / "agent")
+    tree, manifest = read_bundle(tmp_path / "agent")
+    del tree["session"]
+    about = {name: value for name, value in manifest.items() if name not in ("format", "schema_version", "files")}
+    write_bundle(tmp_path / "other", tree, about)
+    with pytest.raises(CheckpointError, match="does not describe the state of a training"):
+        DistributionalPPO.resume(tmp_path / "other", cartpole(4, 0))

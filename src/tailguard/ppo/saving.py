@@ -214,7 +214,8 @@ class BundledAlgorithm(ParameterExchange):
         """
         model, tree, manifest = cls.read(path, env, device, {**settings_of(custom_objects), **settings})
         warn_of_another_machine(path, manifest)
-        session = tree["session"]
+        with refusing(path, "the state of a training"):
+            session = tree["session"]
         if session is None:
             warnings.warn(
                 f"{path} does not say where its episodes stood: they start afresh, and the resumed run is not exact.",
