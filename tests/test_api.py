@@ -94,6 +94,21 @@ def test_a_run_answers_what_is_asked_of_it() -> None:
     assert again.evaluate(split="train").subject.in_sample
 
 
+def test_new_bars_are_read_as_they_are_and_not_as_those_of_the_training() -> None:
+    bars().with_columns(pl.col("ts").dt.replace_time_zone(None)).write_parquet("naive.parquet")
+    run = small("naive.parquet", tz="UTC", run="naive", report=False)
+    later = oracle_market("regime").bars(1_500, seed=7).frame
+    plain = later.with_columns(pl.col("ts").dt.replace_time_zone(None))
+    later.write_parquet("later.parquet")
+    expected = run.evaluate(later).strategy.returns
+    for given in (plain, as_pandas(later), as_pandas(later).tz_localize("UTC")):
+        np.testing.assert_array_equal(run.evaluate(given).strategy.returns, expected)
+    np.testing.assert_array_equal(run.evaluate("later.parquet", tz=None).strategy.returns, expected)
+    with pytest.raises(DataError, match="tz='UTC'"):
+        small(bars(), run="aware", report=False).evaluate(plain)
+    np.testing.assert_array_equal(len(tg.open_run("aware").evaluate(plain, tz="UTC").strategy), len(expected))
+
+
 def test_a_frame_per_symbol_is_one_portfolio() -> None:
     pairs = bars("pairs")
     names = pairs["symbol"].unique(maintain_order=True).to_list()

@@ -24,6 +24,7 @@ from tailguard.cli.progress import display_of
 from tailguard.cli.train import begin, free_path, go_on
 from tailguard.doctor import Examination, chosen, patient_of
 from tailguard.doctor import examine as examine_run
+from tailguard.env.dataset import DataConfig
 from tailguard.errors import ConfigError
 from tailguard.evaluation import measures
 from tailguard.evaluation.assessment import Assessment
@@ -80,8 +81,7 @@ def train(
     if isinstance(data, str) and data in PRESETS and not Path(data).exists():
         given["preset"] = data
     elif (files := _paths(data)) is not None:
-        named = [f"{role}={name}" for role, name in columns.items()] if isinstance(columns, Mapping) else columns
-        given |= bars_of(files, columns=list(named or []), repair=list(repair), **reading)
+        given |= bars_of(files, **_written({**reading, "columns": columns, "repair": repair}))
     elif data is not None:
         bars = _bars(data, {**reading, "columns": columns, "repair": repair})
         if folder is None:
@@ -164,21 +164,30 @@ class Run:
         """What the account was asked to hold on test: `decided_at`, `fill_at`, `symbol`, `weight`."""
         return weights_frame((self.last_assessment() or examine(self.folder)).strategy)
 
-    def evaluate(self, bars: Any = None, *, split: Part = "test") -> Assessment:
-        """Examine the newest agent: on bars that it has never seen (paths, a frame, `Bars`, read as those of the
-        training), or on a part of the run's own. Each look is a trial."""
+    def evaluate(self, bars: Any = None, *, split: Part = "test", **reading: Any) -> Assessment:
+        """Examine the newest agent on bars that it has never seen, or on a part of the run's own. A look is a trial.
+
+        bars:    paths, a frame, `Bars` or rows; None for the run's own
+        reading: tz, stamp, symbol, columns, repair, ambiguous of `bars`, where they are not those of the run's own
+        """
         if bars is None:
             return examine(self.folder, split)
+        data = saved_experiment(self.folder.config_file).data
         files = _paths(bars)
-        if files is None:
-            data = saved_experiment(self.folder.config_file).data
-            options = {"tz": data.tz, "stamp": data.stamp} if data is not None else {}
-            loaded = _bars(bars, options)
-            place = evaluation_folder(self.folder) / f"bars-{loaded.digest()[:8]}.parquet"
-            place.parent.mkdir(exist_ok=True)
-            loaded.frame.write_parquet(place)
-            files = [place]
-        return examine(self.folder, split, [str(file) for file in files])
+        if files is not None:
+            said = {name: value for name, value in _written(reading).items() if name in reading}
+            return examine(self.folder, split, [str(file) for file in files], said)
+        trained_on_frame = data is not None and Path(data.files[0]).name == BARS_FILE
+        own = {} if data is None or trained_on_frame else {"tz": data.tz, "stamp": data.stamp}
+        if not isinstance(bars, Bars) and _says_its_zone(bars):
+            own.pop("tz", None)
+        loaded = _bars(bars, {**own, **reading})
+        place = evaluation_folder(self.folder) / f"bars-{loaded.digest()[:8]}.parquet"
+        place.parent.mkdir(exist_ok=True)
+        loaded.frame.write_parquet(place)
+        usual = DataConfig()
+        as_kept = {name: getattr(usual, name) for name in ("symbol", "tz", "stamp", "columns", "repair", "ambiguous")}
+        return examine(self.folder, split, [str(place)], as_kept)
 
     def resume(self, *, steps: int | None = None, quiet: bool = False) -> Run:
         """Go on where the run stopped, to `steps` in all where these are given."""
@@ -262,6 +271,20 @@ def _paths(data: Any) -> list[Path] | None:
     if isinstance(data, list | tuple) and data and all(isinstance(file, str | Path) for file in data):
         return [Path(file) for file in data]
     return None
+
+
+def _written(reading: Mapping[str, Any]) -> dict[str, Any]:
+    """How bars are read, as settings write it."""
+    columns = reading.get("columns")
+    named = [f"{role}={name}" for role, name in columns.items()] if isinstance(columns, Mapping) else columns
+    return {**reading, "columns": list(named or []), "repair": list(reading.get("repair") or [])}
+
+
+def _says_its_zone(frame: Any) -> bool:
+    """Whether a frame has stamps with a zone, so that none need be given."""
+    types = [str(kind) for kind in (frame.dtypes if hasattr(frame, "dtypes") else ())]
+    index = str(getattr(getattr(frame, "index", None), "dtype", ""))
+    return any("time_zone='" in kind or (kind.startswith("datetime64[") and ", " in kind) for kind in [*types, index])
 
 
 def _bars(data: Any, reading: Mapping[str, Any]) -> Bars:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -148,8 +148,14 @@ def period_of(agent_state: Sequence[str], episode_length: int | None) -> int | N
     return episode_length if any(state in agent_state for state in PERIODIC) else None
 
 
-def exam_of(experiment: Experiment, folder: Path, part: Part = "test", files: Sequence[str] = ()) -> Exam:
-    """What a run is examined on."""
+def exam_of(
+    experiment: Experiment,
+    folder: Path,
+    part: Part = "test",
+    files: Sequence[str] = (),
+    reading: Mapping[str, Any] | None = None,
+) -> Exam:
+    """What a run is examined on. reading: how other files are to be read where that is not how the run's own were."""
     task = experiment.task
     if isinstance(task, PresetTask) and not files:
         if part != "test":
@@ -164,7 +170,7 @@ def exam_of(experiment: Experiment, folder: Path, part: Part = "test", files: Se
         raise ConfigError(f"--split {part} and --data are both given: all bars of other files are test. Leave one out.")
     if files:
         named = ", ".join(Path(file).name for file in files)
-        data = unseen(task.config, files, folder)
+        data = unseen(task.config.replace(**(reading or {})), files, folder)
         exam = replace(data_exam(data, "test", named), split=NEW_BARS)
         return after_training(exam, first_unseen(folder, data.bars))
     return data_exam(task.dataset, part, ", ".join(Path(file).name for file in task.config.files))
@@ -257,14 +263,20 @@ def remembered(folder: Path) -> tuple[tuple[str, ...], FeatureScaler]:
     return tuple(symbols), scaler
 
 
-def examine(folder: RunFolder, part: Part = "test", files: Sequence[str] = ()) -> Assessment:
-    """Backtest the newest agent of a run, enter the trial, write the assessment's files and the report."""
+def examine(
+    folder: RunFolder, part: Part = "test", files: Sequence[str] = (), reading: Mapping[str, Any] | None = None
+) -> Assessment:
+    """Backtest the newest agent of a run, enter the trial, write the assessment's files and the report.
+
+    files:   bars that the agent has never seen, in place of the run's own
+    reading: settings of `DataConfig` that say how to read them; by default as the run's own were read
+    """
     folder.require_single_agent()
     checkpoint = newest_checkpoint(folder)
     experiment = trained_experiment(folder, checkpoint)
     if not files:
         require_bars_of_training(folder, experiment)
-    exam = exam_of(experiment, folder.path, part, files)
+    exam = exam_of(experiment, folder.path, part, files, reading)
     agent = DistributionalPPO.load(checkpoint)
     strategy = exam.run(agent, with_quantiles=True)
     subject = Subject(
