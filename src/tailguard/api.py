@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 import typer
 
-from tailguard.cli import bars_of
+from tailguard.cli.options import bars_of
 from tailguard.cli.progress import display_of
 from tailguard.cli.train import begin, free_path, go_on
 from tailguard.doctor import Examination, chosen, patient_of

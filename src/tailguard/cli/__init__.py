@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tailguard.cli.options import Ambiguous, ColumnNames, OneSymbol, Repairs, bars_of
 from tailguard.cli.streams import lasting_streams
 from tailguard.errors import ConfigError, DataError, TailguardError, did_you_mean
 from tailguard.files import reason, shown
@@ -37,22 +38,6 @@ def options(
     """Train trading agents that know their tail risk."""
 
 
-Repairs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--repair", help="sort, duplicates, missing, missing_volume, swapped_volume or adjust; may be repeated."
-    ),
-]
-ColumnNames = Annotated[
-    str | None,
-    typer.Option("--columns", help="Names of a file without header, by commas; or which column is what: close=last."),
-]
-Ambiguous = Annotated[
-    str | None, typer.Option(help="Which of two equal times is meant when clocks go back: earliest or latest.")
-]
-OneSymbol = Annotated[
-    str | None, typer.Option(help="Use this symbol of --data only, or name the one of a file that does not.")
-]
 data = typer.Typer(help="Look at market data before trusting it.", no_args_is_help=True)
 app.add_typer(data, name="data")
 
@@ -204,24 +189,6 @@ def resume(
         start(population_file, [], run, None, None, kind, False, fail_on_alert)
     else:
         go_on(run, kind, fail_on_alert, steps)
-
-
-def bars_of(
-    data: list[Path] | None,
-    *,
-    columns: str | list[str] | None = None,
-    repair: list[str] | None = None,
-    **said: str | None,
-) -> dict[str, Any]:
-    """The settings that --data and the options about reading it stand for."""
-    wanted = {
-        "files": [str(file.resolve()) for file in data or []] or None,
-        "columns": (columns.split(",") if isinstance(columns, str) else columns) or None,
-        "repair": repair or None,
-        **said,
-    }
-    named = {name: value for name, value in wanted.items() if value is not None}
-    return {"data": named} if named else {}
 
 
 @app.command("walk-forward")
