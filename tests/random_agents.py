@@ -140,6 +140,7 @@ def random_policy(rng: Random, policy: str, n_features: int, space: spaces.Space
     if policy != "MlpPolicy":
         kwargs |= {"lstm_hidden_size": width(rng, largest), "n_lstm_layers": rng.choice((1, 1, 1, 2, 3))}
         kwargs |= {"memory": "gru"} if policy == "GRU" else {}
+        kwargs |= maybe(rng, recurrent_init=rng.choice(("orthogonal", "uniform", "mixed")))
     if isinstance(space, spaces.Box):
         kwargs |= {"log_std_init": rng.uniform(-3, 1), "action_bounds": rng.choice(("clip", "squash"))}
         kwargs |= maybe(rng, log_std_end=-3.0)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tailguard.policy.recurrent import Layout, Memory, State, make_memory
+from tailguard.policy.recurrent import GatedMemory, Layout, Memory, RecurrentInit, State, make_memory
+from tests.agents import tiny_agent
 
 L, B, F, H = 12, 5, 3, 8
 KINDS = [("lstm", 1), ("lstm", 2), ("gru", 1), ("gru", 2), ("none", 0)]
@@ -129,3 +130,59 @@ def test_an_extra_observation_sees_the_state_after_its_step_and_leaves_no_trace(
         _, at = step_by_step(memory, x[: t + 1, b : b + 1], starts[: t + 1, b : b + 1], state.select([b]))
         expected, _ = memory.step(observed[row : row + 1], at)
         assert_close(unrolled.extra_features[row : row + 1], expected, atol=1e-6, rtol=1e-5)
+
+
+def started(kind: str, start: RecurrentInit, size: int = 64) -> GatedMemory:
+    torch.manual_seed(0)
+    memory = make_memory(kind, F, size, 2, start)
+    assert isinstance(memory, GatedMemory)
+    return memory
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_half_of_a_mixed_memory_remembers_for_2_to_100_steps_and_the_rest_starts_uniform(kind: str) -> None:
+    mixed, uniform = started(kind, "mixed"), started(kind, "uniform")
+    for ours, torchs in zip(mixed.parameters(), uniform.parameters(), strict=True):
+        remembering = torch.zeros_like(ours, dtype=torch.bool)
+        if ours.ndim == 1:
+            remembering[64:128:2] = True
+            times = 1.0 / (1.0 - torch.sigmoid(ours.detach()[remembering]))
+            assert_close(times[[0, -1]], torch.tensor([2.0, 100.0]), rtol=1e-4, atol=0.0)
+            ratios = times[1:] / times[:-1]
+            assert_close(ratios, ratios[:1].expand(31), rtol=1e-3, atol=0.0)
+        assert torch.equal(ours[~remembering], torchs[~remembering])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_a_uniform_start_is_that_of_torchs_own_module_with_both_biases_in_one(kind: str) -> None:
+    torch.manual_seed(1)
+    reference = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}[kind](F, 64, 2)
+    memory = started(kind, "uniform")
+    for layer in range(2):
+        biases = getattr(reference, f"bias_ih_l{layer}") + getattr(reference, f"bias_hh_l{layer}")
+        pairs = [(memory.input_weight[layer], getattr(reference, f"weight_ih_l{layer}")), (memory.bias[layer], biases)]
+        for ours, theirs in [*pairs, (memory.hidden_weight[layer], getattr(reference, f"weight_hh_l{layer}"))]:
+            assert float(ours.std()) == pytest.approx(float(theirs.std()), rel=0.15)
+            assert float(ours.abs().max()) == pytest.approx(float(theirs.abs().max()), rel=0.15)
+            assert abs(float(ours.mean())) < 0.02
+
+
+def test_an_orthogonal_start_has_orthogonal_gates_and_an_lstm_that_remembers() -> None:
+    memory = started("lstm", "orthogonal")
+    for gate in memory.hidden_weight[0].split(64):
+        assert_close(gate @ gate.T, torch.eye(64), atol=1e-5, rtol=0.0)
+    wanted = torch.zeros(256)
+    wanted[64:128] = 1.0
+    assert torch.equal(memory.bias[0].detach(), wanted)
+
+
+@pytest.mark.parametrize("start", ["orthogonal", "uniform", "mixed"])
+def test_the_start_of_the_memory_is_a_setting_of_actor_and_critics(start: RecurrentInit) -> None:
+    agent = tiny_agent(policy_kwargs={"recurrent_init": start})
+    for rnn in agent.policy.memories:
+        assert isinstance(rnn, GatedMemory)
+        matrix = rnn.hidden_weight[0].detach()[:8]
+        assert torch.allclose(matrix @ matrix.T, torch.eye(8), atol=1e-5) == (start == "orthogonal")
+        slowest = float(torch.sigmoid(rnn.bias[0].detach()[8:16]).max())
+        assert (slowest > 0.98) == (start == "mixed")

@@ -54,6 +54,7 @@ OF_THE_LEARNER: list[tuple[dict[str, Any], str]] = [
 OF_THE_POLICY: list[tuple[str, dict[str, Any], str]] = [
     ("MlpPolicy", {"lstm_hidden_size": 32}, "lstm_hidden_size"),
     ("MlpPolicy", {"n_lstm_layers": 2}, "n_lstm_layers"),
+    ("MlpPolicy", {"recurrent_init": "uniform"}, "recurrent_init"),
     ("MlpPolicy", {"memory": "gru"}, "memory"),
     ("MlpLstmPolicy", {"memory": "none", "lstm_hidden_size": 32}, "lstm_hidden_size"),
     ("MlpLstmPolicy", {"net_arch": [], "activation_fn": "relu"}, "activation_fn"),

@@ -11,6 +11,7 @@ from torch import nn
 from tailguard.configuration import Config, Width
 from tailguard.errors import ConfigError, InertSetting
 from tailguard.policy.action_heads import Bounds
+from tailguard.policy.recurrent import RecurrentInit
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -26,7 +27,7 @@ Layers = Annotated[tuple[Width, ...], Field(max_length=64)]
 LogStd = Annotated[float, Field(ge=-20.0, le=20.0)]
 """Beyond these a spread, or its inverse, leaves what float32 can square."""
 
-OF_MEMORY = ("lstm_hidden_size", "n_lstm_layers")
+OF_MEMORY = ("lstm_hidden_size", "n_lstm_layers", "recurrent_init")
 OF_GAUSSIANS = ("log_std_init", "log_std_end", "action_bounds")
 
 
@@ -48,6 +49,9 @@ class PolicyConfig(Config):
     """Width of the memory, per layer and trunk."""
     n_lstm_layers: Annotated[int, Field(ge=1, le=8)] = 1
     """Layers of memory."""
+    recurrent_init: RecurrentInit = "orthogonal"
+    """How weights of the memory start: `orthogonal`, an LSTM with forget bias 1; `uniform`, as in torch, which forgets
+    within two steps; or `mixed`, uniform, but half of the units remember for 2 to 100 steps."""
     net_arch: NetArch = NetArch()
     """Layers after the memory; a plain list gives actor and critics the same."""
     activation_fn: str = "tanh"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,12 @@ from tailguard.policy.known import is_plain
 
 Bools = NDArray[np.bool_]
 
+RecurrentInit = Literal["orthogonal", "uniform", "mixed"]
+"""How the weights of a memory start."""
+REMEMBER_EVERY = 2
+"""In a `mixed` start: of so many units one remembers; the others start as torch's."""
+TIME_SCALES = (2.0, 100.0)
+"""Steps after which the shortest and the longest of them have forgotten."""
 SATURATE = 1e4  # sigmoid(+-1e4) is exactly 1 or 0 in float32, whatever the rest of the gate's input says
 
 
@@ -154,8 +160,10 @@ class GatedMemory(Memory):
     """Layers of gated recurrences; subclasses give the gates, this class the sequences."""
 
     n_gates: int
+    keep_bias: float
+    """Bias of the gate that keeps the state (the second one) with orthogonal weights."""
 
-    def __init__(self, in_features: int, hidden_size: int, n_layers: int) -> None:
+    def __init__(self, in_features: int, hidden_size: int, n_layers: int, start: RecurrentInit = "orthogonal") -> None:
         super().__init__()
         self.n_layers, self.out_features = n_layers, hidden_size
         widths = [in_features] + [hidden_size] * (n_layers - 1)
@@ -165,9 +173,31 @@ class GatedMemory(Memory):
         self.bias = nn.ParameterList(nn.Parameter(torch.zeros(rows)) for _ in widths)
         self.register_buffer("no_bias", torch.zeros(rows), persistent=False)
         self.no_bias: Tensor
-        for weights in (*self.input_weight, *self.hidden_weight):
-            for gate in weights.data.split(hidden_size):
-                nn.init.orthogonal_(gate)
+        self.initialize(start)
+
+    def initialize(self, start: RecurrentInit) -> None:
+        """Draw weights and biases anew (docs/algorithm.md, "Memory").
+
+        `mixed` and `uniform` draw from torch's uniform law, whose two biases are one here. In `mixed` every
+        `REMEMBER_EVERY`-th unit then keeps its state for a time of its own, spread evenly in the logarithm over
+        `TIME_SCALES`: a gate sigmoid(log(t - 1)) = 1 - 1/t forgets within t steps.
+        """
+        size, bound = self.out_features, self.out_features**-0.5
+        for layer in range(self.n_layers):
+            matrices, bias = (self.input_weight[layer].data, self.hidden_weight[layer].data), self.bias[layer].data
+            keep = bias[size : 2 * size]
+            if start == "orthogonal":
+                for gate in (gate for matrix in matrices for gate in matrix.split(size)):
+                    nn.init.orthogonal_(gate)
+                nn.init.zeros_(bias)
+                nn.init.constant_(keep, self.keep_bias)
+                continue
+            for matrix in matrices:
+                nn.init.uniform_(matrix, -bound, bound)
+            bias.copy_(torch.empty(2, len(bias)).uniform_(-bound, bound).sum(0))
+            if start == "mixed":
+                times = np.geomspace(*TIME_SCALES, len(keep[::REMEMBER_EVERY]))
+                keep[::REMEMBER_EVERY] = torch.from_numpy(np.log(times - 1.0))
 
     def control_columns(self, layer: int) -> Tensor:
         """(rows, 2) input weights of the reset and hold channels."""
@@ -227,12 +257,7 @@ def rows_of(features: Tensor, rows: Tensor) -> Tensor:
 class LSTM(GatedMemory):
     """Long short-term memory (eq. 1); gates in torch's order: input, forget, candidate, output."""
 
-    n_gates, has_cell = 4, True
-
-    def __init__(self, in_features: int, hidden_size: int, n_layers: int) -> None:
-        super().__init__(in_features, hidden_size, n_layers)
-        for bias in self.bias:
-            nn.init.ones_(bias.data[hidden_size : 2 * hidden_size])  # remember by default
+    n_gates, has_cell, keep_bias = 4, True, 1.0
 
     def is_known(self) -> bool:
         """Whether it is exactly what the native core computes: no subclass, no hook, all float32 on the CPU."""
@@ -275,7 +300,7 @@ class LSTM(GatedMemory):
 class GRU(GatedMemory):
     """Gated recurrent unit; gates in torch's order: reset, update, candidate."""
 
-    n_gates, has_cell = 3, False
+    n_gates, has_cell, keep_bias = 3, False, 0.0
 
     def control_columns(self, layer: int) -> Tensor:
         columns = self.no_bias.new_zeros(3, self.out_features, 2)
@@ -304,8 +329,10 @@ class GRU(GatedMemory):
         return x, State(torch.stack(hidden), state.cell)
 
 
-def make_memory(kind: str, in_features: int, hidden_size: int, n_layers: int) -> Memory:
+def make_memory(
+    kind: str, in_features: int, hidden_size: int, n_layers: int, start: RecurrentInit = "orthogonal"
+) -> Memory:
     """`lstm`, `gru`, or `none`."""
     if kind == "none":
         return NoMemory(in_features)
-    return {"lstm": LSTM, "gru": GRU}[kind](in_features, hidden_size, n_layers)
+    return {"lstm": LSTM, "gru": GRU}[kind](in_features, hidden_size, n_layers, start)

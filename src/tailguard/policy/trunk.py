@@ -13,7 +13,8 @@ class Trunk(nn.Module):
 
     def __init__(self, in_features: int, widths: tuple[int, ...], config: PolicyConfig) -> None:
         super().__init__()
-        self.memory = make_memory(config.memory, in_features, config.lstm_hidden_size, config.n_lstm_layers)
+        size, n_layers = config.lstm_hidden_size, config.n_lstm_layers
+        self.memory = make_memory(config.memory, in_features, size, n_layers, config.recurrent_init)
         layers: list[nn.Module] = []
         width = self.memory.out_features
         for next_width in widths:
