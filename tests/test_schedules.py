@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from tailguard import DistributionalPPO
 from tailguard.schedules import EntropyCoefficient, EntropyConfig, KLPenalty, KLPenaltyConfig, Schedule, value_at
+from tests.agents import TINY_POLICY, logged
+from tests.environments import cartpole
 
 
 def test_schedules_reach_both_ends() -> None:
@@ -101,3 +105,16 @@ def test_controllers_keep_their_state() -> None:
     kl.update(1.0)
     twin.load_state_dict(kl.state_dict())
     assert twin.beta == kl.beta == 2.0
+
+
+def test_training_in_chunks_or_for_a_single_rollout_moves_the_weights_at_the_same_rate() -> None:
+    """A rate that fell to 0 within each `learn` would be 0 in every call of a single rollout."""
+    rates = []
+    agent = DistributionalPPO("MlpLstmPolicy", cartpole(4, 0), n_steps=16, policy_kwargs=TINY_POLICY, seed=0)
+    for steps in (3 * 64, 64, 64):
+        before = torch.cat([weight.detach().reshape(-1).clone() for weight in agent.policy.parameters()])
+        agent.learn(steps)
+        after = torch.cat([weight.detach().reshape(-1) for weight in agent.policy.parameters()])
+        assert not torch.equal(before, after)
+        rates.append(logged(agent)["train/learning_rate"])
+    assert rates == [1e-3] * 3

@@ -15,9 +15,12 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv
 
 from tailguard import DistributionalPPO
+from tailguard.schedules import Schedule
 
 Result = TypeVar("Result")
 SEEDS = range(5)
+FALLING = Schedule(start=2e-3, end=0.0)
+"""A learning rate for what must be known exactly after one `learn`."""
 
 
 def over_seeds(run: Callable[..., Result], *arguments: Any, seeds: Sequence[int] = SEEDS) -> list[Result]:

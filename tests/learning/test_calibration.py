@@ -15,7 +15,7 @@ from tailguard.evaluation.calibration import held_out
 from tailguard.losses.risk import cvar_weights
 from tailguard.presets import regime
 from tests.environments import NoiseChain, vectorized
-from tests.learning.seeds import interquartile_mean, over_seeds
+from tests.learning.seeds import FALLING, interquartile_mean, over_seeds
 
 pytestmark = pytest.mark.slow
 GAMMA, ALPHA = 0.99, 0.05
@@ -23,7 +23,7 @@ GAMMA, ALPHA = 0.99, 0.05
 
 def chain_quantiles(seed: int) -> NDArray[np.float64]:
     """Predicted quantiles (Q,) of discounted unit noise; the chain is endless, so gamma alone ends it."""
-    settings: dict[str, Any] = {"gamma": GAMMA, "n_steps": 128, "batch_size": 2_048}
+    settings: dict[str, Any] = {"gamma": GAMMA, "n_steps": 128, "batch_size": 2_048, "learning_rate": FALLING}
     model = DistributionalPPO("MlpPolicy", vectorized(NoiseChain, 64, seed), seed=seed, **settings).learn(500_000)
     return model.predict_quantiles(np.zeros((1, 1), np.float32))[0]
 

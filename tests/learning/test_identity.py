@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from tailguard import DistributionalPPO
 from tests.environments import Identity, vectorized
-from tests.learning.seeds import interquartile_mean, mean_return, over_seeds
+from tests.learning.seeds import FALLING, interquartile_mean, mean_return, over_seeds
 
 pytestmark = pytest.mark.slow
 LENGTH = 20
@@ -19,7 +19,9 @@ LENGTH = 20
 def reward_per_step(seed: int, space: spaces.Space, steps: int) -> float:
     """gamma 0.5, because nothing done now matters later: a longer view only adds noise."""
     make = partial(Identity, space, LENGTH)
-    model = DistributionalPPO("MlpLstmPolicy", vectorized(make, 8, seed), gamma=0.5, seed=seed).learn(steps)
+    model = DistributionalPPO(
+        "MlpLstmPolicy", vectorized(make, 8, seed), gamma=0.5, learning_rate=FALLING, seed=seed
+    ).learn(steps)
     return mean_return(model, vectorized(make, 4, seed=1_000 + seed), episodes=20) / LENGTH
 
 

@@ -1,4 +1,7 @@
-"""Tasks that need memory: solved with it, out of reach without it. All settings are defaults unless a test says so."""
+"""Tasks that need memory: solved with it, out of reach without it.
+
+The learning rate falls; all other settings are defaults unless a test says so.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ import pytest
 
 from tailguard import DistributionalPPO
 from tests.environments import Recall, cartpole, pendulum, vectorized
-from tests.learning.seeds import interquartile_mean, mean_return, over_seeds
+from tests.learning.seeds import FALLING, interquartile_mean, mean_return, over_seeds
 
 pytestmark = pytest.mark.slow
 MANY = range(20)  # seeds: single ones lie so far apart here that five tell little
 
 
 def cartpole_return(seed: int, policy: str) -> float:
-    model = DistributionalPPO(policy, cartpole(8, seed), seed=seed).learn(100_000)
+    model = DistributionalPPO(policy, cartpole(8, seed), FALLING, seed=seed).learn(100_000)
     return mean_return(model, cartpole(10, seed=1_000 + seed), episodes=20)
 
 
@@ -33,7 +36,7 @@ def pendulum_return(seed: int) -> float:
 
     Torques reach from -2 to 2, where a first spread of 0.6 explores enough and wastes less than 1.
     """
-    settings: dict[str, Any] = {"gamma": 0.9, "n_steps": 512, "batch_size": 256, "seed": seed}
+    settings: dict[str, Any] = {"gamma": 0.9, "n_steps": 512, "batch_size": 256, "learning_rate": FALLING, "seed": seed}
     settings["policy_kwargs"] = {"log_std_init": -0.5}
     model = DistributionalPPO("MlpLstmPolicy", pendulum(8, seed), **settings).learn(100_000)
     return mean_return(model, pendulum(10, seed=1_000 * (1 + seed)), episodes=100)  # no two share a first position
@@ -45,7 +48,7 @@ def test_pendulum_without_velocity_reaches_the_published_level() -> None:
 
 def recall_rate(seed: int, policy: str, delay: int, steps: int) -> float:
     make = partial(Recall, delay)
-    model = DistributionalPPO(policy, vectorized(make, 8, seed), seed=seed).learn(steps)
+    model = DistributionalPPO(policy, vectorized(make, 8, seed), FALLING, seed=seed).learn(steps)
     return mean_return(model, vectorized(make, 10, seed=1_000 + seed), episodes=400)
 
 

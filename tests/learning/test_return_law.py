@@ -11,7 +11,7 @@ from scipy.special import ndtri
 
 from tailguard import DistributionalPPO
 from tests.environments import ConstantReward, NoiseChain, vectorized
-from tests.learning.seeds import interquartile_mean, over_seeds
+from tests.learning.seeds import FALLING, interquartile_mean, over_seeds
 
 pytestmark = pytest.mark.slow
 GAMMA = 0.99
@@ -24,7 +24,7 @@ def noise_chain_quantiles(seed: int, kind: str) -> NDArray[np.float64]:
     A return is hundreds of steps long, so its mean is known to a few points only after half a million of them; large
     batches because one observation is all there is to fit.
     """
-    settings = {"gamma": GAMMA, "n_steps": 128, "batch_size": 2_048, "critic": {"kind": kind}}
+    settings = {"gamma": GAMMA, "n_steps": 128, "batch_size": 2_048, "critic": {"kind": kind}, "learning_rate": FALLING}
     model = DistributionalPPO("MlpLstmPolicy", vectorized(NoiseChain, 64, seed), seed=seed, **settings).learn(500_000)
     state = None
     for _ in range(100):
@@ -55,7 +55,9 @@ def test_the_critic_learns_the_law_of_the_return(kind: str) -> None:
 def constant_reward_values(seed: int, policy: str, truncates: bool, limit: int) -> NDArray[np.float64]:
     """Mean of the predicted law at every step of one episode; rollouts end where episodes do."""
     env = vectorized(partial(ConstantReward, limit, truncates), 8, seed)
-    model = DistributionalPPO(policy, env, gamma=GAMMA, gae_lambda=0.95, n_steps=limit, seed=seed).learn(100_000)
+    model = DistributionalPPO(
+        policy, env, gamma=GAMMA, gae_lambda=0.95, n_steps=limit, learning_rate=FALLING, seed=seed
+    ).learn(100_000)
     values, state = [], None
     for _ in range(limit):
         values.append(model.predict_quantiles(NOTHING, state).mean())

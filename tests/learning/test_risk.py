@@ -13,11 +13,12 @@ from scipy.stats import norm
 
 from tailguard import DistributionalPPO
 from tests.environments import Sizing
-from tests.learning.seeds import interquartile_mean, over_seeds
+from tests.learning.seeds import FALLING, interquartile_mean, over_seeds
 
 pytestmark = pytest.mark.slow
 MEAN, STD = 0.5, 0.2
 SMALL: dict[str, Any] = {
+    "learning_rate": FALLING,
     "n_epochs": 4,
     "gae_lambda": 0.5,
     "critic": {"twin": False, "n_quantiles": 8},

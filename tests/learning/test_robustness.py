@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tailguard import DistributionalPPO
+from tailguard.schedules import Schedule
 from tests.environments import Cliff
 
 pytestmark = pytest.mark.slow
@@ -24,6 +25,7 @@ def losses(weight: float, seed: int = 0) -> tuple[float, float]:
     agent = DistributionalPPO(
         "MlpPolicy",
         Cliff(64, seed),
+        Schedule(start=2e-3, end=0.0),
         seed=seed,
         n_steps=32,
         critic={"twin": False, "n_quantiles": 8},

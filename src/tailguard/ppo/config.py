@@ -32,8 +32,8 @@ class PPOConfig(Config):
 
     removed = {"gradient_precision": ("float32", "gradients are float32 always.")}  # noqa: RUF012
 
-    learning_rate: Scheduled = Schedule(start=2e-3, end=0.0)
-    """Step size: a number, a Schedule, or a function of the progress remaining (1 to 0)."""
+    learning_rate: Scheduled = 1e-3
+    """Step size: a number, a Schedule, or a function of the progress remaining (1 to 0) of each `learn`."""
     n_steps: PositiveInt = 128
     """Steps per environment and rollout."""
     batch_size: PositiveInt | None = None
