@@ -24,6 +24,10 @@ def test_constants_schedules_and_functions_of_remaining_progress_are_read_alike(
     assert value_at(lambda remaining: remaining * 2.0, 0.25) == 1.5
 
 
+def test_a_function_is_not_asked_beyond_the_end_of_training_which_the_last_rollout_may_pass() -> None:
+    assert value_at(lambda remaining: 1e-3 * remaining, 1.007) == 0.0
+
+
 def decayed(config: EntropyConfig, entropies: list[float], initial: float = 1.0) -> list[float]:
     coefficient = EntropyCoefficient(initial, config)
     values = []

@@ -62,7 +62,7 @@ def value_at(scheduled: Scheduled, progress: float) -> float:
     if isinstance(scheduled, Schedule):
         return scheduled.at(progress)
     if callable(scheduled):
-        value = float(scheduled(1.0 - progress))
+        value = float(scheduled(max(1.0 - progress, 0.0)))  # the last rollout may go beyond the steps asked for
         if not 0.0 <= value <= LARGEST:
             raise ConfigError(
                 f"The schedule's function returned {value} at {1.0 - progress:.3f} of progress remaining; it must be a "
