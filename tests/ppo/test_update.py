@@ -40,7 +40,8 @@ def test_critics_learn_from_the_value_loss_alone_and_the_actor_not_at_all_from_i
 
 def test_monitoring_passes_leave_the_training_graph_alone() -> None:
     agent = collected(tiny_agent())
-    agent.policy.actor.register_forward_hook(lambda *_: None)  # through torch
+    for trunk in (agent.policy.actor, *(critic.trunk for critic in agent.policy.critic_list)):
+        trunk.register_forward_hook(lambda *_: None)  # through torch
     batch = agent.sequences()
     expected = gradient_of(agent, batch, None)
     agent.learner.vector.zero_gradients()
