@@ -83,10 +83,14 @@ def test_several_python_threads_at_once() -> None:
 
 
 def test_an_interrupt_arrives_between_calls() -> None:
+    """Pressed up to three times: Python itself drops an interrupt that arrives while it destroys an object."""
     code = (
         "import os, signal, threading\n"
         "from tests.kernels.test_threads import digest\n"
-        "threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "for seconds in (0.3, 3.0, 6.0):\n"
+        "    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))\n"
+        "    timer.daemon = True\n"
+        "    timer.start()\n"
         "try:\n"
         "    while True: digest(3, 2)\n"
         "except KeyboardInterrupt: print('interrupted')\n"

@@ -98,9 +98,8 @@ def test_the_settings_of_a_member_are_those_its_agent_trained_with(whole: tuple[
 
 
 def test_the_rate_falls_over_the_whole_training_not_over_a_segment(tmp_path: Path) -> None:
-    config = tiny_population(
-        hyperparams=[{"name": "learning_rate.start", "low": 1e-3, "high": 1e-2}], population_size=1
-    )
+    space = [{"name": "learning_rate.start", "low": 1e-3, "high": 1e-2}]
+    config = tiny_population(ppo={"learning_rate": {"start": 2e-3}}, hyperparams=space, population_size=1)
     Population(config, tmp_path, InlineExecutor()).run()
     segments = lines(tmp_path)
     tree, _ = read_bundle(bundle_path(tmp_path, segments[-1]["bundle"]))
