@@ -322,3 +322,12 @@ def test_text_that_grows_beyond_memory_when_it_is_parsed_is_refused_before_it_is
     for name in ("bars.json", "bars.csv"):
         with pytest.raises(DataError, match="more than the memory of this machine takes in this format"):
             load_bars(tmp_path / name, tz="UTC")
+
+
+@pytest.mark.parametrize("spoilt", ["\r", "x" * 200_000], ids=["carriage return", "long cell"])
+def test_a_line_that_csv_cannot_read_is_refused_or_read_but_never_a_traceback(tmp_path: Path, spoilt: str) -> None:
+    rows = [f"2020-01-{day:02d},1,2,0.5,1.5,{day}" for day in range(1, 29)]
+    file = tmp_path / "bars.csv"
+    file.write_bytes("\n".join(["date,open,high,low,close,volume", f"2019-12-31,1{spoilt}1,2", *rows]).encode())
+    with pytest.raises(DataError):
+        load_bars(file, tz="UTC")

@@ -17,7 +17,10 @@ _LEVELS = ("price", "ticker", "attributes", "tickers", "symbol", "symbols", "")
 
 def cells_of(line: str, separator: str) -> list[str]:
     """The fields of one line of text."""
-    return next(csv.reader([line], delimiter=separator), [])
+    try:
+        return next(csv.reader([line], delimiter=separator), [])
+    except csv.Error:  # a stray carriage return, or a cell beyond what csv reads: the table's own reader says more
+        return line.split(separator)
 
 
 def names_without_header(rows: Sequence[Sequence[str]]) -> tuple[str, tuple[str, ...]] | None:
