@@ -87,6 +87,7 @@ def test_an_interrupt_arrives_between_calls() -> None:
     code = (
         "import os, signal, threading\n"
         "from tests.kernels.test_threads import digest\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell ignores it for background jobs
         "for seconds in (0.3, 3.0, 6.0):\n"
         "    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))\n"
         "    timer.daemon = True\n"
