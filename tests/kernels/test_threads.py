@@ -83,7 +83,7 @@ def test_several_python_threads_at_once() -> None:
 
 
 def test_an_interrupt_arrives_between_calls() -> None:
-    """Pressed up to three times: Python itself drops an interrupt that arrives while it destroys an object."""
+    """Pressed up to three times: where jobs are made anew in every call, a press in a few hundred is lost."""
     code = (
         "import os, signal, threading\n"
         "from tests.kernels.test_threads import digest\n"
